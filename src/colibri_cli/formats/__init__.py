@@ -1,0 +1,1 @@
+"""Bytes on disk <-> arrays, one format a module. Nothing here needs the compiled core."""

@@ -1,0 +1,128 @@
+"""The C kernels as Cython sees them; kernels/kernels.h is the contract."""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+
+cdef extern from "kernels.h" nogil:
+    enum:
+        CLB_PANEL
+        CLB_MAX_EXPERTS
+        CLB_MAX_SEGMENTS
+
+    ctypedef enum clb_activation:
+        CLB_RELU, CLB_RELU2, CLB_SILU, CLB_GELU, CLB_GELU_TANH
+    ctypedef enum clb_gate_kind:
+        CLB_SOFTMAX_TOPK, CLB_TOPK_SOFTMAX
+    ctypedef enum clb_exp_kind:
+        CLB_EXACT, CLB_TAYLOR
+    ctypedef enum clb_layout:
+        CLB_LAYOUT_PANELS, CLB_LAYOUT_ROWS
+
+    ctypedef struct clb_activation_rule:
+        clb_activation kind
+        int gated
+        float alpha, beta, limit
+
+    ctypedef struct clb_gate_rule:
+        int n_experts, top_k
+        clb_gate_kind kind
+        clb_exp_kind gating
+        int renormalize
+
+    ctypedef struct clb_kernels:
+        const char *isa
+        void (*softmax_f32)(clb_exp_kind gating, const float *logits, Py_ssize_t ldl, int n_columns, int n_tokens,
+                            float *out, Py_ssize_t ldo) noexcept nogil
+
+    const clb_kernels *clb_kernels_by_name(const char *isa) noexcept
+    const clb_kernels *clb_kernels_best() noexcept
+    const char *const *clb_isa_names() noexcept
+
+    void *clb_alloc(size_t n_bytes) noexcept
+    void clb_free(void *memory) noexcept
+    void clb_pool_reserve(int n_threads) noexcept
+
+    ctypedef struct clb_route_job:
+        const float *x
+        Py_ssize_t x_stride
+        int n_tokens, hidden_size
+        const float *table
+        const float *bias
+        int width
+        clb_gate_rule rule
+        float *logits
+        int32_t *ids
+        float *weights
+    Py_ssize_t clb_route(const clb_kernels *k, const clb_route_job *job, int n_threads) noexcept
+    Py_ssize_t clb_choose(const clb_kernels *k, const clb_route_job *job) noexcept
+
+    ctypedef struct clb_router_table:
+        const float *table
+        int hidden_size, width
+    const clb_router_table clb_builtin_router
+
+    ctypedef struct clb_balancer:
+        int n_experts, window, position
+        int32_t *ring
+        int64_t *sums
+        double threshold
+        int candidates
+        int prefer_emptiest
+    void clb_balance(clb_balancer *state, const clb_gate_rule *rule, const float *logits, Py_ssize_t ldl,
+                     Py_ssize_t n_tokens, int32_t *ids, float *weights) noexcept
+
+    void clb_seed(uint64_t seed, uint64_t *state) noexcept
+    void clb_gumbel(uint64_t *state, float temperature, float *logits, Py_ssize_t ldl, int n_experts,
+                    Py_ssize_t n_tokens) noexcept
+
+    void clb_dispatch(const int32_t *ids, int n_slots, int n_experts, int32_t *offsets, int32_t *order) noexcept
+
+    ctypedef struct clb_expert:
+        const float *up
+        const float *up_bias
+        const float *down
+        const float *down_bias
+    ctypedef struct clb_experts_shape:
+        int hidden_size, intermediate_size
+        clb_layout layout
+        clb_activation_rule rule
+    ctypedef struct clb_experts_job:
+        const clb_experts_shape *shape
+        const clb_expert *experts
+        int top_k
+        const int32_t *offsets
+        const int32_t *order
+        const float *slot_weights
+        const float *x
+        Py_ssize_t x_stride
+        float *y
+        Py_ssize_t y_stride
+        float *activations
+        float *unpacked
+    size_t clb_up_panels(const clb_experts_shape *shape) noexcept
+    size_t clb_down_panels(const clb_experts_shape *shape) noexcept
+    size_t clb_activation_stride(const clb_experts_shape *shape) noexcept
+    size_t clb_unpacked_floats(const clb_experts_shape *shape) noexcept
+    void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end,
+                         int n_threads) noexcept
+    void clb_pack_panels(const clb_kernels *k, const float *w, Py_ssize_t output_stride, Py_ssize_t input_stride,
+                         int n_outputs, int n_inputs, float *panels, Py_ssize_t panel_stride) noexcept
+
+    ctypedef struct clb_mix_job:
+        const int32_t *ids
+        int n_tokens
+        const float *embedding
+        int hidden_size, context
+        const float *mixer
+        const float *zeros
+        float *x
+    void clb_mix_context(const clb_kernels *k, const clb_mix_job *job, int n_threads) noexcept
+
+    ctypedef struct clb_head_job:
+        const float *h
+        int n_tokens, hidden_size, n_classes
+        const float *panels
+        const float *bias
+        float *probabilities
+        int32_t *classes
+    Py_ssize_t clb_head(const clb_kernels *k, const clb_head_job *job, int n_threads) noexcept

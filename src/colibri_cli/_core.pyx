@@ -1,0 +1,861 @@
+# cython: language_level=3, embedsignature=True, freethreading_compatible=False
+"""The compiled core: declare, check, call without the GIL, return.
+
+Everything here takes buffers and gives NumPy arrays. Checks come first, so that a refused call has written nothing;
+after them, a kernel works on pointers alone. Whatever memory a call needs is held in a workspace that grows to the
+largest call seen and is then reused.
+"""
+
+import os
+
+import numpy as np
+
+from colibri_cli.errors import InvalidInput, UsageError
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBUF_STRIDES,
+    PyBUF_WRITABLE,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.math cimport INFINITY
+from libc.string cimport memcpy, memset
+
+# ---------------------------------------------------------------- instruction sets
+
+cdef const clb_kernels *kernels = clb_kernels_best()
+
+
+def isa_names():
+    """Every instruction set in this build that this processor runs, best first."""
+    cdef const char *const *name = clb_isa_names()
+    names = []
+    while name[0] != NULL:
+        if clb_kernels_by_name(name[0]) != NULL:
+            names.append(name[0].decode())
+        name += 1
+    return tuple(names)
+
+
+def isa():
+    """Name the instruction set whose kernels run now: ``"avx2"``, ``"scalar"``, ..."""
+    return kernels.isa.decode()
+
+
+def use_isa(name):
+    """Choose the instruction set for the whole process; ``COLIBRI_ISA`` does the same at start-up.
+
+    Raises
+    ------
+    UsageError
+        This build does not hold it, or this processor does not run it.
+    """
+    global kernels
+    cdef const clb_kernels *chosen = clb_kernels_by_name(name.encode())
+    if chosen == NULL:
+        raise UsageError(
+            expected=f"an instruction set that runs here ({', '.join(isa_names())})",
+            got=repr(name),
+            at="COLIBRI_ISA",
+        )
+    kernels = chosen
+
+
+if os.environ.get("COLIBRI_ISA"):
+    use_isa(os.environ["COLIBRI_ISA"])
+
+
+# ---------------------------------------------------------------- memory
+
+cdef class Memory:
+    """Aligned memory that lives as long as somebody refers to it."""
+
+    cdef char *data
+    cdef size_t n_bytes
+
+    def __dealloc__(self):
+        clb_free(self.data)
+
+    cdef int reserve(self, size_t n_bytes) except -1:
+        """Hold at least n_bytes; what was there before is lost when that means new memory."""
+        if n_bytes <= self.n_bytes:
+            return 0
+        clb_free(self.data)
+        self.n_bytes = 0
+        self.data = <char *>clb_alloc(n_bytes)
+        if self.data == NULL:
+            raise MemoryError(f"cannot hold {n_bytes} bytes")
+        self.n_bytes = n_bytes
+        return 0
+
+
+cdef Memory new_floats(size_t n):
+    cdef Memory memory = Memory()
+    memory.reserve(n * sizeof(float))
+    memset(memory.data, 0, n * sizeof(float))
+    return memory
+
+
+cdef class Workspaces:
+    """Workspaces that are not in use. Only touched with the GIL held, which is all the locking they need."""
+
+    cdef list idle
+
+    def __cinit__(self):
+        self.idle = []
+
+    cdef Memory take(self):
+        return self.idle.pop() if self.idle else Memory()
+
+    cdef void give_back(self, Memory workspace):
+        self.idle.append(workspace)
+
+
+# ---------------------------------------------------------------- buffers
+
+cdef struct Matrix:
+    Py_buffer view
+    bint held
+    char *data
+    Py_ssize_t rows, columns
+    Py_ssize_t row_stride, column_stride  # bytes
+
+
+cdef object dtype_name(object array):
+    try:
+        return str(array.dtype)
+    except AttributeError:
+        return type(array).__name__
+
+
+cdef char format_of(const Py_buffer *view) noexcept:
+    """The type code of a native buffer: f float32, i int32, q int64; 0 for anything else."""
+    cdef const char *code = view.format
+    if code == NULL:
+        return 0
+    if code[0] == b"@" or code[0] == b"=" or code[0] == b"<":  # every machine that runs this is little-endian
+        code += 1
+    if code[0] == 0 or code[1] != 0:
+        return 0
+    if code[0] == b"f":
+        return b"f"
+    if code[0] == b"i" or code[0] == b"l" or code[0] == b"q":
+        if view.itemsize == 4:
+            return b"i"
+        if view.itemsize == 8:
+            return b"q"
+    return 0
+
+
+cdef int open_matrix(object array, Matrix *m, object name, object contract, bint integers, int flags) except -1:
+    """Hold a two-dimensional buffer (one dimension counts as one column)."""
+    cdef object exporter = array
+    m.held = False
+    try:
+        PyObject_GetBuffer(exporter, &m.view, flags | PyBUF_STRIDES | PyBUF_FORMAT)
+    except (TypeError, BufferError, ValueError) as error:
+        if not hasattr(array, "__dlpack__") or isinstance(array, np.ndarray):
+            raise InvalidInput(expected=contract, got=f"{type(array).__name__} ({error})", at=name) from None
+        try:
+            exporter = np.from_dlpack(array)
+        except (TypeError, BufferError, RuntimeError, ValueError, AssertionError) as refused:
+            raise InvalidInput(expected=contract, got=f"{dtype_name(array)} ({refused})", at=name) from None
+        if flags & PyBUF_WRITABLE and not exporter.flags.writeable:
+            # NumPy 1 marks every DLPack import read-only; the exporter has said that it may be written.
+            raise InvalidInput(expected=contract, got="a read-only array", at=name)
+        PyObject_GetBuffer(exporter, &m.view, flags | PyBUF_STRIDES | PyBUF_FORMAT)
+    m.held = True
+    cdef char code = format_of(&m.view)
+    if (code != b"f") if not integers else (code != b"i" and code != b"q"):
+        raise InvalidInput(expected=contract, got=dtype_name(exporter), at=f"{name}.dtype")
+    if m.view.ndim != 2 and m.view.ndim != 1:
+        raise InvalidInput(expected=contract, got=f"{m.view.ndim} dimensions", at=f"{name}.shape")
+    m.data = <char *>m.view.buf
+    m.rows, m.row_stride = m.view.shape[0], m.view.strides[0]
+    m.columns = m.view.shape[1] if m.view.ndim == 2 else 1
+    m.column_stride = m.view.strides[1] if m.view.ndim == 2 else m.view.itemsize
+    return 0
+
+
+cdef void close_matrix(Matrix *m):
+    if m.held:
+        PyBuffer_Release(&m.view)
+        m.held = False
+
+
+cdef bint direct(const Matrix *m) noexcept:
+    """Whether a kernel can read each row where it is: aligned floats side by side."""
+    return (
+        (m.column_stride == sizeof(float) or m.columns <= 1)
+        and m.row_stride % <Py_ssize_t>sizeof(float) == 0
+        and <size_t>m.data % sizeof(float) == 0
+    )
+
+
+cdef void gather(const Matrix *m, Py_ssize_t first, Py_ssize_t n, float *to) noexcept nogil:
+    """Copy rows first..first + n - 1, whatever their strides."""
+    cdef Py_ssize_t r, c
+    for r in range(n):
+        for c in range(m.columns):
+            memcpy(to + r * m.columns + c, m.data + (first + r) * m.row_stride + c * m.column_stride, sizeof(float))
+
+
+cdef int64_t integer_at(const Matrix *m, Py_ssize_t row, Py_ssize_t column) noexcept nogil:
+    cdef const char *at = m.data + row * m.row_stride + column * m.column_stride
+    cdef int32_t narrow
+    cdef int64_t wide
+    if m.view.itemsize == 4:
+        memcpy(&narrow, at, 4)
+        return narrow
+    memcpy(&wide, at, 8)
+    return wide
+
+
+cdef bint overlap(const Matrix *a, const Matrix *b) noexcept:
+    """Whether the address ranges of two buffers meet."""
+    cdef char *a_low = a.data
+    cdef char *a_high = a.data + a.view.itemsize
+    cdef char *b_low = b.data
+    cdef char *b_high = b.data + b.view.itemsize
+    if a.rows * a.columns == 0 or b.rows * b.columns == 0:
+        return False
+    if a.row_stride > 0:
+        a_high += a.row_stride * (a.rows - 1)
+    else:
+        a_low += a.row_stride * (a.rows - 1)
+    if a.column_stride > 0:
+        a_high += a.column_stride * (a.columns - 1)
+    else:
+        a_low += a.column_stride * (a.columns - 1)
+    if b.row_stride > 0:
+        b_high += b.row_stride * (b.rows - 1)
+    else:
+        b_low += b.row_stride * (b.rows - 1)
+    if b.column_stride > 0:
+        b_high += b.column_stride * (b.columns - 1)
+    else:
+        b_low += b.column_stride * (b.columns - 1)
+    return a_low < b_high and b_low < a_high
+
+
+cdef void *data_of(object array) except NULL:
+    """The first element of an array that this module has just made; a kernel given no rows reads nothing from it."""
+    cdef Py_buffer view
+    cdef void *data
+    PyObject_GetBuffer(array, &view, PyBUF_STRIDES)
+    data = view.buf
+    PyBuffer_Release(&view)  # the caller keeps the array
+    return data
+
+
+cdef const void *contiguous(object array, size_t n_bytes) except NULL:
+    """The first element of a C-contiguous array of that size, which the caller keeps alive."""
+    cdef Py_buffer view
+    cdef const void *data
+    cdef Py_ssize_t found
+    PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS)
+    data, found = view.buf, view.len
+    PyBuffer_Release(&view)
+    if found != <Py_ssize_t>n_bytes:
+        raise InvalidInput(expected=f"{n_bytes} bytes", got=str(found), at="array")
+    return data
+
+
+cdef int check_tokens(Py_ssize_t n, object name) except -1:
+    if n > 1 << 30:
+        raise InvalidInput(expected="at most 2^30 tokens", got=str(n), at=f"{name}.shape")
+    return 0
+
+
+# ---------------------------------------------------------------- gating
+
+GATE_KINDS = {"softmax-topk": <int>CLB_SOFTMAX_TOPK, "topk-softmax": <int>CLB_TOPK_SOFTMAX}
+GATINGS = {"exact": <int>CLB_EXACT, "taylor": <int>CLB_TAYLOR}
+MAX_EXPERTS = CLB_MAX_EXPERTS
+
+
+def builtin_router_table():
+    """The built-in bundle's gate as it stands in this module's read-only data, float32 ``[hidden_size, width]``."""
+    cdef Py_ssize_t n = <Py_ssize_t>clb_builtin_router.hidden_size * clb_builtin_router.width
+    flat = np.frombuffer((<const char *>clb_builtin_router.table)[: n * sizeof(float)], np.float32)
+    return flat.reshape(clb_builtin_router.hidden_size, clb_builtin_router.width)
+
+
+cdef class Balance:
+    """The balancer's memory (SPEC 5.1): a ring over the last tokens and its sum, for each expert."""
+
+    cdef clb_balancer state
+    cdef Memory memory
+
+    def __cinit__(self, int n_experts, int window, double threshold, bint prefer_emptiest):
+        cdef size_t n_sums = <size_t>n_experts * sizeof(int64_t)
+        cdef size_t n_ring = <size_t>n_experts * window * sizeof(int32_t)
+        self.memory = Memory()
+        self.memory.reserve(n_sums + n_ring)
+        memset(self.memory.data, 0, n_sums + n_ring)
+        self.state = clb_balancer(
+            n_experts, window, 0, <int32_t *>(self.memory.data + n_sums), <int64_t *>self.memory.data, threshold,
+            0, prefer_emptiest,
+        )
+
+    @property
+    def sums(self):
+        """int64 ``(n_experts,)``: each ring's sum, in units of 2^-24."""
+        return np.frombuffer(self.memory.data[: self.state.n_experts * sizeof(int64_t)], np.int64).copy()
+
+    def save(self):
+        """Return (ring int32 ``(window, n_experts)``, the row that the next token writes)."""
+        cdef Py_ssize_t n = <Py_ssize_t>self.state.n_experts * self.state.window * sizeof(int32_t)
+        ring = np.frombuffer((<char *>self.state.ring)[:n], np.int32)
+        return ring.reshape(self.state.window, self.state.n_experts).copy(), self.state.position
+
+    def load(self, ring, int position):
+        """Take over what save returned; shapes and range are the caller's to check."""
+        cdef Py_ssize_t row, e, n_experts = self.state.n_experts, window = self.state.window
+        cdef const void *entries = contiguous(ring, window * n_experts * sizeof(int32_t))
+        memcpy(self.state.ring, entries, window * n_experts * sizeof(int32_t))
+        for e in range(n_experts):
+            self.state.sums[e] = 0
+            for row in range(window):
+                self.state.sums[e] += self.state.ring[row * n_experts + e]
+        self.state.position = position
+
+
+cdef class Noise:
+    """The state of xorshift128+ behind Gumbel noise."""
+
+    cdef uint64_t state[2]
+    cdef readonly float temperature
+
+    def __cinit__(self, float temperature, uint64_t seed):
+        self.temperature = temperature
+        clb_seed(seed, self.state)
+
+
+cdef class Gate:
+    """A router's weights as a table ``[hidden_size, width]``, and its rule."""
+
+    cdef const float *table
+    cdef const float *bias
+    cdef Memory memory
+    cdef clb_gate_rule rule
+    cdef readonly int hidden_size, width, threads
+    cdef Workspaces workspaces
+
+    def __cinit__(self, weight, bias, int n_experts, int hidden_size, int top_k, int kind, int gating,
+                  bint renormalize, int threads):
+        """Take a C-contiguous float32 weight ``[n_experts, hidden_size]``, or None for the built-in table."""
+        cdef Py_ssize_t e, i
+        cdef const float *w
+        self.hidden_size, self.threads = hidden_size, threads
+        self.width = (n_experts + CLB_PANEL - 1) // CLB_PANEL * CLB_PANEL
+        self.rule = clb_gate_rule(n_experts, top_k, <clb_gate_kind>kind, <clb_exp_kind>gating, renormalize)
+        self.workspaces = Workspaces()
+        cdef size_t n_table = 0 if weight is None else <size_t>hidden_size * self.width
+        self.memory = new_floats(n_table + self.width)
+        cdef float *table = <float *>self.memory.data
+        cdef float *padded_bias = table + n_table
+        self.table, self.bias = table, padded_bias
+        if weight is None:
+            self.table = clb_builtin_router.table
+        else:
+            w = <const float *>contiguous(weight, <size_t>n_experts * hidden_size * sizeof(float))
+            for e in range(n_experts):
+                for i in range(hidden_size):
+                    table[i * self.width + e] = w[e * hidden_size + i]
+        if bias is not None:
+            memcpy(padded_bias, contiguous(bias, n_experts * sizeof(float)), n_experts * sizeof(float))
+        clb_pool_reserve(threads)
+
+    def route(self, hidden, Balance balance, int candidates, Noise noise):
+        """Return (ids int32 ``(T, K)``, weights float32 ``(T, K)``, load int64 ``(E,)``)."""
+        cdef Matrix x
+        cdef Py_ssize_t bad, s, n_slots
+        cdef int top_k = self.rule.top_k
+        cdef clb_route_job job
+        cdef Memory workspace
+        cdef int64_t *load
+        cdef size_t n_gathered = 0, n_logits = 0
+        x.held = False
+        contract = f"float32 (tokens, {self.hidden_size})"
+        try:
+            open_matrix(hidden, &x, "hidden", contract, False, 0)
+            if x.columns != self.hidden_size or x.view.ndim != 2:
+                raise InvalidInput(expected=contract, got=f"shape {shape_of(&x)}", at="hidden.shape")
+            check_tokens(x.rows, "hidden")
+            ids = np.empty((x.rows, top_k), np.int32)
+            weights = np.empty((x.rows, top_k), np.float32)
+            counts = np.zeros(self.rule.n_experts, np.int64)
+            if x.rows == 0:
+                return ids, weights, counts
+            job.n_tokens, job.hidden_size = <int>x.rows, self.hidden_size
+            job.table, job.bias, job.width, job.rule = self.table, self.bias, self.width, self.rule
+            job.ids, job.weights = <int32_t *>data_of(ids), <float *>data_of(weights)
+            job.x, job.x_stride, job.logits = <const float *>x.data, x.row_stride // <Py_ssize_t>sizeof(float), NULL
+            load = <int64_t *>data_of(counts)
+            workspace = self.workspaces.take()
+            try:
+                if not direct(&x):
+                    n_gathered = <size_t>x.rows * self.hidden_size
+                if balance is not None or noise is not None:
+                    n_logits = <size_t>x.rows * self.width
+                workspace.reserve((n_gathered + n_logits) * sizeof(float))
+                if n_gathered:
+                    gather(&x, 0, x.rows, <float *>workspace.data)
+                    job.x, job.x_stride = <const float *>workspace.data, self.hidden_size
+                if n_logits:
+                    job.logits = <float *>workspace.data + n_gathered
+                n_slots = x.rows * top_k
+                if balance is not None:
+                    balance.state.candidates = candidates
+                with nogil:
+                    bad = clb_route(kernels, &job, self.threads)
+                    if bad < 0 and noise is not None:
+                        clb_gumbel(noise.state, noise.temperature, job.logits, self.width, self.rule.n_experts,
+                                   job.n_tokens)
+                        bad = clb_choose(kernels, &job)
+                    if bad < 0 and balance is not None:
+                        clb_balance(&balance.state, &self.rule, job.logits, self.width, job.n_tokens, job.ids,
+                                    job.weights)
+                    if bad < 0:
+                        for s in range(n_slots):
+                            load[job.ids[s]] += 1
+            finally:
+                self.workspaces.give_back(workspace)
+            if bad >= 0:
+                raise InvalidInput(
+                    expected="finite router logits",
+                    got="NaN or infinity",
+                    at=f"token {bad}",
+                    hint="its hidden state is not finite, or too large for float32",
+                )
+            return ids, weights, counts
+        finally:
+            close_matrix(&x)
+
+
+cdef object shape_of(const Matrix *m):
+    cdef int d
+    return tuple([m.view.shape[d] for d in range(m.view.ndim)])
+
+
+def softmax(logits, gating="exact", out=None):
+    """Row-wise softmax of float32 ``(T, n)``, ``n`` a multiple of 8, by the gate's own exponential."""
+    cdef Matrix x
+    cdef int n
+    cdef float *to
+    cdef clb_exp_kind kind = <clb_exp_kind><int>GATINGS[gating]
+    x.held = False
+    try:
+        open_matrix(logits, &x, "logits", "float32 (tokens, columns)", False, 0)
+        if x.columns % 8 or not 0 < x.columns <= CLB_MAX_EXPERTS or not direct(&x):
+            raise InvalidInput(expected="aligned rows of a multiple of 8 columns", got=f"shape {shape_of(&x)}",
+                               at="logits")
+        result = np.empty((x.rows, x.columns), np.float32) if out is None else out
+        to = <float *>data_of(result)
+        n = <int>x.columns
+        with nogil:
+            kernels.softmax_f32(kind, <const float *>x.data, x.row_stride // <Py_ssize_t>sizeof(float), n,
+                                <int>x.rows, to, n)
+        return result
+    finally:
+        close_matrix(&x)
+
+
+def dispatch(ids, int n_experts):
+    """Counting sort of int32 slots by expert: (offsets int32 ``(E + 1,)``, order int32 ``(slots in use,)``)."""
+    cdef Py_ssize_t s, n_slots = len(ids)
+    cdef const int32_t *slots = <const int32_t *>contiguous(ids, n_slots * sizeof(int32_t))
+    for s in range(n_slots):
+        if not -1 <= slots[s] < n_experts:
+            raise InvalidInput(expected=f"-1 or an id in 0..{n_experts - 1}", got=str(slots[s]), at=f"ids[{s}]")
+    offsets = np.empty(n_experts + 1, np.int32)
+    order = np.empty(n_slots, np.int32)
+    cdef int32_t *to_offsets = <int32_t *>data_of(offsets)
+    cdef int32_t *to_order = <int32_t *>data_of(order)
+    with nogil:
+        clb_dispatch(slots, <int>n_slots, n_experts, to_offsets, to_order)
+    return offsets, order[: offsets[n_experts]]
+
+
+# ---------------------------------------------------------------- experts
+
+ACTIVATIONS = {
+    "relu": <int>CLB_RELU,
+    "relu2": <int>CLB_RELU2,
+    "silu": <int>CLB_SILU,
+    "gelu": <int>CLB_GELU,
+    "gelu_tanh": <int>CLB_GELU_TANH,
+}
+
+
+cdef class Expert:
+    """One expert's weights where the kernels read them, and what keeps them there."""
+
+    cdef clb_expert pointers
+    cdef readonly object owner
+    cdef readonly size_t n_bytes
+
+
+cdef class ExpertSet:
+    """Experts by id, never changed: a call that holds one is not touched by a swap.
+
+    An entry is an Expert, or what a loader makes one of, or None where an id is not in use.
+    """
+
+    cdef tuple experts
+    cdef Memory pointers
+    cdef Memory present  # a byte an id
+
+    def __cinit__(self, experts):
+        cdef Py_ssize_t i, n
+        cdef Expert expert
+        cdef clb_expert *to
+        self.experts = tuple(experts)
+        n = len(self.experts)
+        self.pointers, self.present = Memory(), Memory()
+        self.pointers.reserve((n + 1) * sizeof(clb_expert))
+        self.present.reserve(n + 1)
+        to = <clb_expert *>self.pointers.data
+        for i in range(n):
+            self.present.data[i] = self.experts[i] is not None
+            memset(&to[i], 0, sizeof(clb_expert))
+            if isinstance(self.experts[i], Expert):
+                expert = self.experts[i]
+                to[i] = expert.pointers
+
+    def __len__(self):
+        return len(self.experts)
+
+    def __getitem__(self, i):
+        return self.experts[i]
+
+
+cdef class ExpertKernel:
+    """The shape that a layer's experts share, and the buffers of its calls."""
+
+    cdef clb_experts_shape shape
+    cdef readonly int threads, max_tokens
+    cdef Workspaces workspaces
+
+    def __cinit__(self, int hidden_size, int intermediate_size, int activation, bint gated, bint panels,
+                  float alpha=1.0, float beta=0.0, limit=None, int threads=1, int max_tokens=512):
+        self.shape.hidden_size, self.shape.intermediate_size = hidden_size, intermediate_size
+        self.shape.layout = CLB_LAYOUT_PANELS if panels else CLB_LAYOUT_ROWS
+        self.shape.rule = clb_activation_rule(
+            <clb_activation>activation, gated, alpha, beta, INFINITY if limit is None else limit
+        )
+        self.threads, self.max_tokens = threads, max_tokens
+        self.workspaces = Workspaces()
+        clb_pool_reserve(threads)
+
+    def pack(self, up, down, up_bias=None, down_bias=None, bint interleaved=False):
+        """Copy one expert into panels.
+
+        up is float32 ``[outputs, hidden]`` (gated: gate rows then up rows, or alternating where interleaved), down is
+        ``[hidden, intermediate]``, both aligned and with any strides; the biases are contiguous. Shapes are the
+        caller's to check.
+        """
+        cdef int n = self.shape.intermediate_size, hidden = self.shape.hidden_size
+        cdef int halves = 2 if self.shape.rule.gated else 1, half
+        cdef size_t up_panel = <size_t>hidden * CLB_PANEL, down_panel = <size_t>n * CLB_PANEL
+        cdef size_t n_up = clb_up_panels(&self.shape) * up_panel, n_down = clb_down_panels(&self.shape) * down_panel
+        cdef Memory memory = Memory()
+        cdef Expert expert = Expert()
+        cdef Matrix u, d
+        cdef float *to
+        cdef const float *bias
+        cdef Py_ssize_t i, first, step, column
+        memory.reserve((n_up + n_down + halves * n + hidden) * sizeof(float))
+        to = <float *>memory.data
+        u.held = d.held = False
+        try:
+            open_matrix(up, &u, "up", "float32 (outputs, inputs)", False, 0)
+            open_matrix(down, &d, "down", "float32 (outputs, inputs)", False, 0)
+            step = u.row_stride // <Py_ssize_t>sizeof(float)
+            column = u.column_stride // <Py_ssize_t>sizeof(float)
+            first = step if interleaved else step * n  # from the gate's first row to the up projection's
+            if interleaved:
+                step *= halves
+            with nogil:
+                for half in range(halves):
+                    clb_pack_panels(kernels, <const float *>u.data + half * first, step, column, n, hidden,
+                                    to + half * up_panel, halves * up_panel)
+                clb_pack_panels(kernels, <const float *>d.data, d.row_stride // <Py_ssize_t>sizeof(float),
+                                d.column_stride // <Py_ssize_t>sizeof(float), hidden, n, to + n_up, down_panel)
+        finally:
+            close_matrix(&u)
+            close_matrix(&d)
+        expert.owner, expert.n_bytes = memory, memory.n_bytes
+        expert.pointers = clb_expert(to, NULL, to + n_up, NULL)
+        to += n_up + n_down
+        if up_bias is not None:
+            bias = <const float *>contiguous(up_bias, halves * n * sizeof(float))
+            for i in range(halves * n):  # alternating biases become gate biases, then up biases
+                to[i] = bias[(i % n) * 2 + i // n] if interleaved else bias[i]
+            expert.pointers.up_bias = to
+            to += halves * n
+        if down_bias is not None:
+            memcpy(to, contiguous(down_bias, hidden * sizeof(float)), hidden * sizeof(float))
+            expert.pointers.down_bias = to
+        return expert
+
+    def in_place(self, raw not None):
+        """Run one expert from its raw file's floats ``[w1, b1, w2, b2]`` (SPEC R8), where they lie."""
+        cdef size_t n = self.shape.intermediate_size, hidden = self.shape.hidden_size
+        cdef size_t outputs = n * (2 if self.shape.rule.gated else 1)
+        cdef size_t n_floats = outputs * hidden + outputs + hidden * n + hidden
+        cdef const float *w = <const float *>contiguous(raw, n_floats * sizeof(float))
+        cdef Expert expert = Expert()
+        expert.owner, expert.n_bytes = raw, n_floats * sizeof(float)
+        expert.pointers = clb_expert(
+            w, w + outputs * hidden, w + outputs * hidden + outputs, w + outputs * hidden + outputs + hidden * n
+        )
+        return expert
+
+    def run(self, ExpertSet experts not None, hidden, expert_ids, expert_weights, out=None, loader=None):
+        """Weighted sum of each token's experts, float32 ``(T, hidden_size)``.
+
+        loader, for experts that are not resident: ``loader.group`` is how many it holds at once,
+        ``loader.acquire(ids)`` gives their Expert objects and ``loader.release(ids)`` lets go.
+        """
+        cdef Matrix x, ids, weights, y
+        cdef Memory workspace
+        x.held = ids.held = weights.held = y.held = False
+        contract = f"float32 (tokens, {self.shape.hidden_size})"
+        try:
+            open_matrix(hidden, &x, "hidden", contract, False, 0)
+            open_matrix(expert_ids, &ids, "expert_ids", "int32 or int64 (tokens, top_k)", True, 0)
+            open_matrix(expert_weights, &weights, "expert_weights", "float32 (tokens, top_k)", False, 0)
+            if x.columns != self.shape.hidden_size or x.view.ndim != 2:
+                raise InvalidInput(expected=contract, got=f"shape {shape_of(&x)}", at="hidden.shape")
+            if ids.rows != x.rows or ids.view.ndim != 2:
+                raise InvalidInput(expected=f"({x.rows}, top_k)", got=f"shape {shape_of(&ids)}",
+                                   at="expert_ids.shape")
+            if weights.rows != ids.rows or weights.columns != ids.columns or weights.view.ndim != 2:
+                raise InvalidInput(expected=f"the shape of expert_ids, {shape_of(&ids)}",
+                                   got=f"shape {shape_of(&weights)}", at="expert_weights.shape")
+            check_tokens(x.rows, "hidden")
+            if ids.columns > 1 << 16:
+                raise InvalidInput(expected="at most 65,536 experts a token", got=str(ids.columns),
+                                   at="expert_ids.shape")
+            if out is None:
+                out = np.empty((x.rows, x.columns), np.float32)
+            open_matrix(out, &y, "out", contract, False, PyBUF_WRITABLE)
+            if (
+                y.view.ndim != 2 or y.rows != x.rows or y.columns != x.columns or not direct(&y)
+                or (y.rows > 1 and y.row_stride != y.columns * <Py_ssize_t>sizeof(float))
+            ):
+                raise InvalidInput(expected=f"C-contiguous float32 {(x.rows, x.columns)}",
+                                   got=f"shape {shape_of(&y)}, strides {(y.row_stride, y.column_stride)}", at="out")
+            if overlap(&y, &x) or overlap(&y, &ids) or overlap(&y, &weights):
+                raise InvalidInput(expected="memory of its own", got="an overlap with an input", at="out")
+            self.check_ids(experts, &ids)
+            workspace = self.workspaces.take()
+            try:
+                self.run_chunks(experts, &x, &ids, &weights, &y, workspace, loader)
+            finally:
+                self.workspaces.give_back(workspace)
+            return out
+        finally:
+            close_matrix(&x)
+            close_matrix(&ids)
+            close_matrix(&weights)
+            close_matrix(&y)
+
+    cdef int check_ids(self, ExpertSet experts, const Matrix *ids) except -1:
+        cdef Py_ssize_t t, k, n = len(experts.experts)
+        cdef int64_t e
+        for t in range(ids.rows):
+            for k in range(ids.columns):
+                e = integer_at(ids, t, k)
+                if e < -1 or e >= n or (e >= 0 and not experts.present.data[e]):
+                    raise InvalidInput(
+                        expected=f"-1 or the id of an expert in 0..{n - 1}",
+                        got=f"{e}" if e < -1 or e >= n else f"{e}, which was removed",
+                        at=f"expert_ids[{t}, {k}]",
+                    )
+        return 0
+
+    cdef int run_chunks(self, ExpertSet experts, const Matrix *x, const Matrix *ids, const Matrix *weights,
+                        const Matrix *y, Memory workspace, object loader) except -1:
+        """Take max_tokens tokens at a time: each token's bits are its own, whatever chunk it is in."""
+        cdef int n_experts = <int>len(experts.experts), hidden = self.shape.hidden_size
+        cdef Py_ssize_t top_k = ids.columns, chunk, first, n, t, k
+        cdef size_t stride = clb_activation_stride(&self.shape), n_unpacked = clb_unpacked_floats(&self.shape)
+        cdef clb_experts_job job
+        cdef int32_t *slot_ids
+        cdef int32_t *offsets
+        cdef int32_t *order
+        cdef float *slot_weights
+        cdef float *gathered
+        cdef float *summed
+        cdef bint copies = not direct(x)
+        chunk = min(<Py_ssize_t>self.max_tokens, x.rows)
+        if chunk == 0:
+            return 0
+        # One allocation: every buffer of the call, largest alignment first.
+        cdef size_t n_slots = <size_t>(chunk * top_k)
+        cdef size_t n_summed = <size_t>(x.rows * hidden) if loader is not None else 0
+        cdef size_t n_gathered = <size_t>(chunk * hidden) if copies else 0
+        workspace.reserve(
+            (n_slots * stride + self.threads * n_unpacked + n_gathered + n_summed + 3 * n_slots + n_experts + 1)
+            * sizeof(float)
+        )
+        job.shape, job.top_k = &self.shape, <int>top_k
+        job.experts = <const clb_expert *>experts.pointers.data
+        job.activations = <float *>workspace.data
+        job.unpacked = job.activations + n_slots * stride
+        gathered = job.unpacked + self.threads * n_unpacked
+        summed = gathered + n_gathered  # a load that fails half-way must not leave half an answer in out
+        slot_weights = summed + n_summed
+        slot_ids = <int32_t *>(slot_weights + n_slots)
+        order = slot_ids + n_slots
+        offsets = order + n_slots
+        job.offsets, job.order, job.slot_weights, job.y_stride = offsets, order, slot_weights, hidden
+        for first in range(0, x.rows, chunk):
+            n = min(chunk, x.rows - first)
+            job.y = (summed if n_summed else <float *>y.data) + first * hidden
+            with nogil:
+                for t in range(n):
+                    for k in range(top_k):
+                        slot_ids[t * top_k + k] = <int32_t>integer_at(ids, first + t, k)
+                        memcpy(&slot_weights[t * top_k + k],
+                               weights.data + (first + t) * weights.row_stride + k * weights.column_stride,
+                               sizeof(float))
+                if copies:
+                    gather(x, first, n, gathered)
+                    job.x, job.x_stride = gathered, hidden
+                else:
+                    job.x = <const float *>(x.data + first * x.row_stride)
+                    job.x_stride = x.row_stride // <Py_ssize_t>sizeof(float)
+                clb_dispatch(slot_ids, <int>(n * top_k), n_experts, offsets, order)
+                memset(job.y, 0, n * hidden * sizeof(float))
+                if loader is None:
+                    clb_experts_run(kernels, &job, 0, n_experts, self.threads)
+            if loader is not None:
+                self.run_loaded(&job, experts, n_experts, loader)
+        if n_summed:
+            memcpy(y.data, summed, n_summed * sizeof(float))
+        return 0
+
+    cdef int run_loaded(self, clb_experts_job *job, ExpertSet experts, int n_experts, object loader) except -1:
+        """Run the active experts in ascending order, as many at a time as the loader holds."""
+        cdef int e, begin, end
+        cdef clb_expert *pointers
+        cdef Memory table = Memory()
+        cdef Expert expert
+        table.reserve(n_experts * sizeof(clb_expert))
+        pointers = <clb_expert *>table.data
+        active = [e for e in range(n_experts) if job.offsets[e + 1] > job.offsets[e]]
+        job.experts = pointers
+        loader.expect([experts.experts[e] for e in active])
+        for at in range(0, len(active), loader.group):
+            group = active[at : at + loader.group]
+            held = loader.acquire([experts.experts[e] for e in group])
+            try:
+                for e, loaded in zip(group, held):
+                    expert = loaded
+                    pointers[e] = expert.pointers
+                begin, end = group[0], group[len(group) - 1] + 1
+                with nogil:
+                    clb_experts_run(kernels, job, begin, end, self.threads)
+            finally:
+                loader.release([experts.experts[e] for e in group])
+        return 0
+
+
+# ---------------------------------------------------------------- the ends of a model
+
+cdef class Mixer:
+    """Token ids to hidden states: each offset's matrix times the neighbour's embedding, one chain an output."""
+
+    cdef object owner
+    cdef const float *embedding
+    cdef Memory memory
+    cdef const float *zeros
+    cdef readonly int vocab_size, hidden_size, context, threads
+
+    def __cinit__(self, embedding, mixer, int threads):
+        """Take float32 ``[vocab_size, hidden]``, run in place, and ``[2 context + 1, hidden, hidden]``, contiguous."""
+        cdef Py_ssize_t vocab_size = embedding.shape[0], hidden = embedding.shape[1], n_offsets = mixer.shape[0], o
+        cdef Py_ssize_t n_panels = (hidden + CLB_PANEL - 1) // CLB_PANEL, panel = hidden * CLB_PANEL
+        cdef const float *matrices = <const float *>contiguous(mixer, n_offsets * hidden * hidden * sizeof(float))
+        cdef float *floats
+        self.vocab_size, self.hidden_size = <int>vocab_size, <int>hidden
+        self.context, self.threads = <int>(n_offsets // 2), threads
+        self.owner = embedding
+        self.embedding = <const float *>contiguous(embedding, vocab_size * hidden * sizeof(float))
+        self.memory = new_floats(n_offsets * n_panels * panel + hidden)
+        floats = <float *>self.memory.data
+        self.zeros = floats + n_offsets * n_panels * panel
+        for o in range(n_offsets):
+            clb_pack_panels(kernels, matrices + o * hidden * hidden, hidden, 1, self.hidden_size, self.hidden_size,
+                            floats + o * n_panels * panel, panel)
+        clb_pool_reserve(threads)
+
+    def run(self, ids):
+        """Return float32 ``(T, hidden)`` for contiguous int32 ids."""
+        cdef Py_ssize_t n = len(ids), t
+        cdef const int32_t *tokens = <const int32_t *>contiguous(ids, n * sizeof(int32_t))
+        cdef clb_mix_job job
+        check_tokens(n, "ids")
+        for t in range(n):
+            if not 0 <= tokens[t] < self.vocab_size:
+                raise InvalidInput(expected=f"a token id in 0..{self.vocab_size - 1}", got=str(tokens[t]),
+                                   at=f"ids[{t}]")
+        x = np.empty((n, self.hidden_size), np.float32)
+        job = clb_mix_job(
+            tokens, <int>n, self.embedding, self.hidden_size, self.context, <const float *>self.memory.data,
+            self.zeros, <float *>data_of(x),
+        )
+        with nogil:
+            clb_mix_context(kernels, &job, self.threads)
+        return x
+
+
+cdef class Head:
+    """Hidden states to class probabilities."""
+
+    cdef Memory memory
+    cdef const float *bias
+    cdef readonly int n_classes, hidden_size, threads
+
+    def __cinit__(self, weight, bias, int threads):
+        """Take contiguous float32 weight ``[n_classes, hidden]`` and bias ``[n_classes]``."""
+        cdef Py_ssize_t n_classes = weight.shape[0], hidden = weight.shape[1]
+        cdef Py_ssize_t n_panels = (n_classes + CLB_PANEL - 1) // CLB_PANEL, panel = hidden * CLB_PANEL
+        cdef const float *matrix = <const float *>contiguous(weight, n_classes * hidden * sizeof(float))
+        cdef float *floats
+        self.n_classes, self.hidden_size, self.threads = <int>n_classes, <int>hidden, threads
+        self.memory = new_floats(n_panels * (panel + CLB_PANEL))
+        floats = <float *>self.memory.data
+        self.bias = floats + n_panels * panel
+        clb_pack_panels(kernels, matrix, hidden, 1, self.n_classes, self.hidden_size, floats, panel)
+        memcpy(floats + n_panels * panel, contiguous(bias, n_classes * sizeof(float)), n_classes * sizeof(float))
+        clb_pool_reserve(threads)
+
+    def run(self, h):
+        """Return (probabilities float32 ``(T, C)``, classes int32 ``(T,)``) for contiguous float32 ``(T, hidden)``."""
+        cdef Py_ssize_t n = len(h), bad
+        cdef clb_head_job job
+        probabilities = np.empty((n, self.n_classes), np.float32)
+        classes = np.empty(n, np.int32)
+        job = clb_head_job(
+            <const float *>contiguous(h, n * self.hidden_size * sizeof(float)), <int>n, self.hidden_size,
+            self.n_classes, <const float *>self.memory.data, self.bias, <float *>data_of(probabilities),
+            <int32_t *>data_of(classes),
+        )
+        with nogil:
+            bad = clb_head(kernels, &job, self.threads)
+        if bad >= 0:
+            raise InvalidInput(
+                expected="finite class logits",
+                got="NaN or infinity",
+                at=f"token {bad}",
+                hint="a weight of one of its experts, of the head, or of its embedding is not finite",
+            )
+        return probabilities, classes

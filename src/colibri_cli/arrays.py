@@ -1,0 +1,28 @@
+"""Anything with the buffer protocol or CPU DLPack is an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri_cli.errors import InvalidInput
+
+
+def as_array(name: str, value: object) -> npt.NDArray[Any]:
+    """View ``value`` as an array without a copy where it exports one; lists become new arrays.
+
+    Raises
+    ------
+    InvalidInput
+        It is no array, or its memory is not the CPU's.
+    """
+    try:
+        if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        return np.asarray(value)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise InvalidInput(
+            expected="an array in CPU memory", got=f"{type(value).__name__} ({error})", at=name
+        ) from error

@@ -1,0 +1,164 @@
+"""On-demand loading: the experts used last stay in memory, up to a count."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from colibri_cli._core import Expert
+from colibri_cli.errors import ColibriError, InvalidInput
+from colibri_cli.formats.experts import ExpertShape, check_size
+from colibri_cli.formats.files import unreadable
+
+
+class ExpertFile:
+    """An expert on disk, as it was when it was added: a file that has changed since is refused, not mixed in."""
+
+    __slots__ = ("_identity", "path")
+
+    def __init__(self, path: str | os.PathLike[str], shape: ExpertShape) -> None:
+        self.path = os.fspath(path)
+        self._identity = self._look()
+        check_size(path, self._identity[2], shape)
+
+    def _look(self) -> tuple[int, int, int, int]:
+        try:
+            stat = os.stat(self.path)  # noqa: PTH116 - a Path would only be unwrapped again
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that is another one, or has been written to, since it was added."""
+        if self._look() != self._identity:
+            raise InvalidInput(
+                expected="the file that was opened",
+                got="one that has changed since",
+                at=self.path,
+                hint="after changing an expert's file, call replace(i, path)",
+            )
+
+    def read_ahead(self) -> None:
+        """Ask the system to read the file while this thread goes on."""
+        with suppress(OSError):  # the load itself will report what is wrong
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)
+
+
+class _Entry:
+    __slots__ = ("error", "expert", "in_use", "ready")
+
+    def __init__(self) -> None:
+        self.expert: Expert | None = None
+        self.error: ColibriError | None = None
+        self.ready = threading.Event()
+        self.in_use = 1
+
+
+class ExpertCache:
+    """Least-recently-used cache of loaded experts; each operation is O(1).
+
+    An expert in use is never evicted, so concurrent calls may hold more than ``group`` between them; what is over
+    goes as soon as it is released. One load serves every thread that waits for it.
+
+    Parameters
+    ----------
+    load : callable
+        Makes an Expert of an ExpertFile.
+    group : int
+        Experts kept, and experts that one call takes at a time.
+    """
+
+    def __init__(self, load: Callable[[ExpertFile], Expert], group: int) -> None:
+        self.group = group
+        self.hits = 0
+        self.misses = 0
+        self.evictions = 0
+        self.bytes_read = 0
+        self._load = load
+        self._lock = threading.Lock()
+        self._entries: dict[ExpertFile, _Entry] = {}
+        self._idle: OrderedDict[ExpertFile, None] = OrderedDict()  # not in use, least recently used first
+
+    @property
+    def resident(self) -> int:
+        """Experts in memory now."""
+        return len(self._entries)
+
+    def expect(self, files: Sequence[ExpertFile]) -> None:
+        """Read ahead what the next acquire will want."""
+        with self._lock:
+            missing = [file for file in files if file not in self._entries]
+        for file in missing[: self.group]:
+            file.read_ahead()
+
+    def acquire(self, files: Sequence[ExpertFile]) -> list[Expert]:
+        """Load what is missing and hold all of ``files``; on an error none of them is held."""
+        held: list[Expert] = []
+        try:
+            for file in files:
+                held.append(self._acquire(file))  # noqa: PERF401 - what was held before an error is let go
+        except BaseException:
+            self.release(files[: len(held)])
+            raise
+        return held
+
+    def release(self, files: Sequence[ExpertFile]) -> None:
+        """Let go of ``files``; the least recently used of those that nobody holds make room."""
+        with self._lock:
+            for file in files:
+                entry = self._entries[file]
+                entry.in_use -= 1
+                if entry.in_use == 0:
+                    self._idle[file] = None
+            self._shrink()
+
+    def forget(self, file: ExpertFile) -> None:
+        """Drop a file that no new call will ask for, unless a call still holds it."""
+        with self._lock:
+            if file in self._idle:
+                del self._idle[file], self._entries[file]
+
+    def _acquire(self, file: ExpertFile) -> Expert:
+        with self._lock:
+            entry = self._entries.get(file)
+            mine = entry is None
+            if entry is None:
+                entry = self._entries[file] = _Entry()
+                self.misses += 1
+            else:
+                entry.in_use += 1
+                self._idle.pop(file, None)
+                self.hits += 1
+            self._shrink()
+        if mine:
+            self._fill(file, entry)
+        entry.ready.wait()
+        if entry.expert is None:
+            raise entry.error or RuntimeError("the thread that was loading this expert was interrupted")
+        return entry.expert
+
+    def _fill(self, file: ExpertFile, entry: _Entry) -> None:
+        try:
+            entry.expert = self._load(file)
+            with self._lock:
+                self.bytes_read += entry.expert.n_bytes
+        except ColibriError as error:
+            entry.error = error
+        finally:
+            if entry.expert is None:
+                with self._lock:
+                    del self._entries[file]
+            entry.ready.set()
+
+    def _shrink(self) -> None:
+        while len(self._entries) > self.group and self._idle:
+            file, _ = self._idle.popitem(last=False)
+            del self._entries[file]
+            self.evictions += 1

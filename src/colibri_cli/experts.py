@@ -1,0 +1,415 @@
+"""The experts of one layer: where their weights are, and the call that runs them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri_cli import _core
+from colibri_cli.arrays import as_array
+from colibri_cli.config import load_config
+from colibri_cli.errors import InvalidInput, UsageError
+from colibri_cli.expert_cache import ExpertCache, ExpertFile
+from colibri_cli.formats.experts import ExpertShape, read_expert
+from colibri_cli.topology import check_threads
+
+LOADINGS = ("mmap", "static", "on-demand")
+
+
+class ExpertStats(TypedDict):
+    """What :meth:`Experts.stats` counts; hits, misses and evictions are those of on-demand loading."""
+
+    loading: str
+    source: str
+    n_experts: int
+    resident: int
+    resident_bytes: int
+    hits: int
+    misses: int
+    evictions: int
+    bytes_read: int
+
+
+class Experts:
+    """The experts of one layer. Made by :meth:`from_arrays` or :meth:`open`.
+
+    Threads may share it. :meth:`add`, :meth:`replace` and :meth:`remove` work while others call :meth:`run`: each
+    call sees the experts as they were when it began. The answer never depends on where weights are, on the number of
+    threads, or on the batch that a token arrives in.
+    """
+
+    def __init__(
+        self,
+        kernel: _core.ExpertKernel,
+        shape: ExpertShape,
+        entries: list[Any],
+        *,
+        loading: str,
+        source: str,
+        cache: ExpertCache | None = None,
+    ) -> None:
+        self._kernel = kernel
+        self._shape = shape
+        self._set = _core.ExpertSet(entries)
+        self._loading = loading
+        self._source = source
+        self._cache = cache
+        self._writer = threading.Lock()
+
+    @classmethod
+    def from_arrays(
+        cls,
+        gate_up: npt.ArrayLike,
+        down: npt.ArrayLike,
+        *,
+        gate_up_bias: npt.ArrayLike | None = None,
+        down_bias: npt.ArrayLike | None = None,
+        activation: str = "silu",
+        gated: bool = True,
+        dtype: str = "float32",
+        layout: str = "concatenated",
+        transposed: bool = False,
+        limit: float | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        threads: int | None = None,
+        max_tokens: int = 512,
+    ) -> Experts:
+        """Copy trained weights into the kernels' layout.
+
+        An expert computes ``down @ act(up @ x + up_bias) + down_bias``, or gated
+        ``down @ (act(g) * (u + beta)) + down_bias``.
+
+        Parameters
+        ----------
+        gate_up : array of float32, (E, 2I, H), or (E, I, H) where not gated
+            PyTorch's layout; any strides.
+        down : array of float32, (E, H, I)
+        gate_up_bias : array of float32, (E, 2I) or (E, I), optional
+        down_bias : array of float32, (E, H), optional
+        activation : {"silu", "gelu", "gelu_tanh", "relu", "relu2"}
+            ``silu(g) = g * sigmoid(alpha * g)``; "gelu" is the exact one, through erf.
+        gated : bool
+            Whether ``gate_up`` holds a gate and an up projection.
+        dtype : {"float32"}
+            Of the weights held.
+        layout : {"concatenated", "interleaved"}
+            Gate rows then up rows, or gate and up rows in turn.
+        transposed : bool
+            Take (E, H, 2I) and (E, I, H).
+        limit : float, optional
+            Clamp the gate from above and the up projection on both sides, before the activation (gpt-oss: 7.0).
+        alpha, beta : float
+            gpt-oss: 1.702 and 1.0.
+        threads : int, optional
+            Default: what the CPU affinity and the cgroup's quota allow.
+        max_tokens : int
+            Tokens that the workspace is sized for, 1 to 65,536; longer batches run in chunks with the same bits.
+
+        Raises
+        ------
+        InvalidInput
+            A shape, dtype or value is not as above.
+        """
+        if dtype != "float32":
+            raise InvalidInput(expected="'float32'", got=repr(dtype), at="dtype")
+        if layout not in ("concatenated", "interleaved"):
+            raise InvalidInput(expected="'concatenated' or 'interleaved'", got=repr(layout), at="layout")
+        up, low = _weights("gate_up", gate_up), _weights("down", down)
+        if transposed:
+            up, low = up.transpose(0, 2, 1), low.transpose(0, 2, 1)
+        n_experts, hidden, inter = low.shape
+        n_up = inter * (2 if gated else 1)
+        if up.shape != (n_experts, n_up, hidden) or 0 in low.shape or n_experts > _core.MAX_EXPERTS:
+            raise InvalidInput(
+                expected="gate_up (E, 2I, H)" if gated else "gate_up (E, I, H)",
+                got=f"{up.shape} for down {low.shape}" + (" after transposing" if transposed else ""),
+                at="gate_up.shape",
+                hint=f"down is (E, H, I): 1 to {_core.MAX_EXPERTS} experts, sizes of at least 1",
+            )
+        up_bias = _bias("gate_up_bias", gate_up_bias, (n_experts, n_up))
+        low_bias = _bias("down_bias", down_bias, (n_experts, hidden))
+        shape = ExpertShape(hidden, inter, activation, gated)
+        kernel = _kernel(shape, True, threads, max_tokens, alpha=alpha, beta=beta, limit=limit)
+        entries = [
+            kernel.pack(
+                up[e],
+                low[e],
+                None if up_bias is None else up_bias[e],
+                None if low_bias is None else low_bias[e],
+                gated and layout == "interleaved",
+            )
+            for e in range(n_experts)
+        ]
+        return cls(kernel, shape, entries, loading="static", source="arrays")
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        loading: str = "mmap",
+        cache_experts: int = 4,
+        threads: int | None = None,
+        max_tokens: int = 512,
+        *,
+        shape: ExpertShape | None = None,
+        files: list[str] | None = None,
+    ) -> Experts:
+        """Open the expert files of a bundle.
+
+        Parameters
+        ----------
+        directory : path
+            A bundle, or its folder of expert files.
+        loading : {"mmap", "static", "on-demand"}
+            Shared read-only pages, run where they are; read and repacked at once; or read and repacked when first
+            needed, the last ``cache_experts`` kept.
+        cache_experts : int
+            At least 1.
+        threads, max_tokens
+            As in :meth:`from_arrays`.
+        shape, files : optional
+            What the experts have in common, and their names under ``directory`` by id; default: as the bundle's
+            ``config.json`` says, in ``directory`` or the folder above.
+
+        Raises
+        ------
+        UsageError
+            A file is missing or cannot be read.
+        InvalidInput
+            A file has the wrong size, or the config is not valid.
+        """
+        folder = Path(directory)
+        if shape is None or files is None:
+            shape, files = _from_config(folder)
+        if loading not in LOADINGS:
+            raise InvalidInput(expected=f"one of {', '.join(LOADINGS)}", got=repr(loading), at="loading")
+        if cache_experts < 1:
+            raise InvalidInput(expected="at least 1", got=str(cache_experts), at="cache_experts")
+        kernel = _kernel(shape, loading != "mmap", threads, max_tokens)
+        cache = None
+        if loading == "on-demand":
+            cache = ExpertCache(lambda file: _load_file(kernel, shape, file), cache_experts)
+        experts = cls(kernel, shape, [], loading=loading, source=str(folder), cache=cache)
+        experts._set = _core.ExpertSet([experts._load(folder / name) for name in files])
+        return experts
+
+    def __len__(self) -> int:
+        return len(self._set)
+
+    @property
+    def shape(self) -> ExpertShape:
+        """What the experts have in common."""
+        return self._shape
+
+    @property
+    def threads(self) -> int:
+        """The most threads that a call uses."""
+        return self._kernel.threads
+
+    def run(
+        self,
+        hidden: npt.ArrayLike,
+        expert_ids: npt.ArrayLike,
+        expert_weights: npt.ArrayLike,
+        out: npt.NDArray[np.float32] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Sum each token's experts, weighted, by ascending expert id.
+
+        Parameters
+        ----------
+        hidden : array of float32, (T, H)
+            Any strides; a buffer or a CPU DLPack tensor. A NaN or infinity stays in its own row.
+        expert_ids : array of int32 or int64, (T, K)
+            -1 skips a slot; an id given twice counts twice.
+        expert_weights : array of float32, (T, K)
+        out : array of float32, (T, H), optional
+            C-contiguous, overlapping no input; written only if the call succeeds.
+
+        Returns
+        -------
+        ndarray of float32, (T, H)
+            ``out`` where it was given.
+
+        Raises
+        ------
+        InvalidInput
+            A shape, dtype or id is not as above.
+        """
+        return self._kernel.run(self._set, hidden, expert_ids, expert_weights, out, self._cache)
+
+    def add(self, path: str | os.PathLike[str]) -> int:
+        """Add an expert from its raw file and give its id: the lowest that was removed, else the next.
+
+        Raises
+        ------
+        UsageError, InvalidInput
+            The file is missing or not one expert; the set stays as it was.
+        """
+        expert = self._load(path)
+        with self._writer:
+            entries = list(self._set)
+            i = entries.index(None) if None in entries else len(entries)
+            if i == _core.MAX_EXPERTS:
+                raise InvalidInput(expected=f"at most {_core.MAX_EXPERTS} experts", got="one more", at="add")
+            entries[i : i + 1] = [expert]
+            self._set = _core.ExpertSet(entries)
+        return i
+
+    def replace(self, i: int, path: str | os.PathLike[str]) -> None:
+        """Swap expert ``i`` for the one in a raw file; calls under way finish with the old one.
+
+        Raises
+        ------
+        UsageError, InvalidInput
+            The file is missing or not one expert, or there is no expert ``i``; the set stays as it was.
+        """
+        self._swap(i, self._load(path))
+
+    def remove(self, i: int) -> None:
+        """Remove expert ``i``; a later call that names it is refused. The other ids stay.
+
+        Raises
+        ------
+        InvalidInput
+            There is no expert ``i``.
+        """
+        self._swap(i, None)
+
+    def preload(self) -> None:
+        """Touch every mapped page, so that the first call finds the weights in memory."""
+        for expert in self._set:
+            owner = getattr(expert, "owner", None)
+            if isinstance(owner, np.ndarray) and isinstance(owner.base, mmap.mmap):
+                owner.base.madvise(mmap.MADV_WILLNEED)
+                owner[:: mmap.PAGESIZE // owner.itemsize].max()
+
+    def stats(self) -> ExpertStats:
+        """Count experts, bytes and the cache's hits."""
+        entries = [expert for expert in self._set if expert is not None]
+        cache = self._cache
+        if cache is None:
+            n_bytes = sum(expert.n_bytes for expert in entries)
+            resident, read = len(entries), 0 if self._loading == "mmap" else n_bytes
+        else:
+            resident, read = cache.resident, cache.bytes_read
+            n_bytes = resident * self._shape.n_bytes
+        return ExpertStats(
+            loading=self._loading,
+            source=self._source,
+            n_experts=len(entries),
+            resident=resident,
+            resident_bytes=n_bytes,
+            hits=0 if cache is None else cache.hits,
+            misses=0 if cache is None else cache.misses,
+            evictions=0 if cache is None else cache.evictions,
+            bytes_read=read,
+        )
+
+    def _load(self, path: str | os.PathLike[str]) -> Any:
+        if self._loading == "on-demand":
+            return ExpertFile(path, self._shape)
+        if self._loading == "mmap":
+            return self._kernel.in_place(read_expert(path, self._shape, mapped=True))
+        return _pack(self._kernel, self._shape, path)
+
+    def _swap(self, i: int, expert: Any) -> None:
+        with self._writer:
+            entries = list(self._set)
+            if not 0 <= i < len(entries) or entries[i] is None:
+                raise InvalidInput(
+                    expected=f"the id of an expert in 0..{len(entries) - 1}", got=str(i), at="expert id"
+                )
+            before, entries[i] = entries[i], expert
+            self._set = _core.ExpertSet(entries)
+        if self._cache is not None:
+            self._cache.forget(before)
+
+
+def _kernel(
+    shape: ExpertShape,
+    panels: bool,
+    threads: int | None,
+    max_tokens: int,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+) -> _core.ExpertKernel:
+    if shape.activation not in _core.ACTIVATIONS:
+        raise InvalidInput(
+            expected=f"one of {', '.join(_core.ACTIVATIONS)}", got=repr(shape.activation), at="activation"
+        )
+    if not 1 <= max_tokens <= 1 << 16:
+        raise InvalidInput(expected="an integer in 1..65536", got=str(max_tokens), at="max_tokens")
+    if limit is not None and not limit > 0:
+        raise InvalidInput(expected="a number above 0", got=str(limit), at="limit")
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if not np.isfinite(value):
+            raise InvalidInput(expected="a finite number", got=str(value), at=name)
+    return _core.ExpertKernel(
+        shape.hidden_size,
+        shape.intermediate_size,
+        _core.ACTIVATIONS[shape.activation],
+        shape.gated,
+        panels,
+        alpha,
+        beta,
+        limit,
+        check_threads(threads),
+        max_tokens,
+    )
+
+
+def _pack(kernel: _core.ExpertKernel, shape: ExpertShape, path: str | os.PathLike[str]) -> _core.Expert:
+    w1, b1, w2, b2 = shape.split(read_expert(path, shape))
+    return kernel.pack(w1, w2, b1, b2)
+
+
+def _load_file(kernel: _core.ExpertKernel, shape: ExpertShape, file: ExpertFile) -> _core.Expert:
+    file.check_unchanged()
+    expert = _pack(kernel, shape, file.path)
+    file.check_unchanged()  # nor while it was read
+    return expert
+
+
+def _from_config(folder: Path) -> tuple[ExpertShape, list[str]]:
+    for bundle in (folder, folder.parent):
+        if (bundle / "config.json").is_file():
+            config = load_config(bundle / "config.json")
+            shape = ExpertShape(config.hidden_size, config.intermediate_size, config.activation, config.gated)
+            names = [config.expert_file(i) for i in range(config.n_experts)]
+            return shape, names if bundle == folder else [Path(name).name for name in names]
+    raise UsageError(
+        expected="a bundle's config.json in the folder or the one above",
+        got="none",
+        at=str(folder),
+        hint="raw expert files do not tell their shape; pass shape= and files=",
+    )
+
+
+def _weights(name: str, value: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    array = as_array(name, value)
+    if array.dtype != np.float32 or array.ndim != 3:
+        raise InvalidInput(expected="float32 with 3 dimensions", got=f"{array.dtype} {array.shape}", at=name)
+    return _aligned(array)
+
+
+def _bias(name: str, value: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[np.float32] | None:
+    if value is None:
+        return None
+    array = as_array(name, value)
+    if array.dtype != np.float32 or array.shape != shape:
+        raise InvalidInput(expected=f"float32 {shape}", got=f"{array.dtype} {array.shape}", at=name)
+    return np.ascontiguousarray(array)
+
+
+def _aligned(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    whole = all(stride % array.itemsize == 0 for stride in array.strides)
+    return array if array.flags.aligned and whole else array.copy()

@@ -1,0 +1,81 @@
+"""A file opened for reading, whose every read is checked against its real size first."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from colibri_cli.errors import InvalidInput, UsageError
+from colibri_cli.formats.files import unreadable
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import BinaryIO
+
+
+class CheckedFile:
+    """A regular file; nothing is allocated for bytes that it does not hold.
+
+    Parameters
+    ----------
+    path : path-like
+        The file. Use the object as a context manager.
+
+    Attributes
+    ----------
+    name : str
+        The path, for messages.
+    size : int
+        Bytes.
+    stream : BinaryIO
+        The file itself, for a reader that seeks on its own.
+
+    Raises
+    ------
+    UsageError
+        The file is missing, cannot be read, or is not a regular file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(path)
+        try:
+            # Asked before opening: opening a named pipe would wait for its writer.
+            if not stat.S_ISREG(Path(path).stat().st_mode):
+                got = "a directory" if Path(path).is_dir() else "a pipe or a device"
+                raise UsageError(expected="a regular file", got=got, at=self.name)
+            self.stream: BinaryIO = Path(path).open("rb")  # noqa: SIM115 # __exit__ closes it
+        except OSError as error:
+            raise unreadable(path, error) from error
+        self.size = os.fstat(self.stream.fileno()).st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stream.close()
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read exactly ``size`` bytes at ``offset``.
+
+        Raises
+        ------
+        InvalidInput
+            The file does not hold that many bytes there.
+        UsageError
+            The operating system refuses.
+        """
+        try:
+            if offset >= 0 and 0 <= size <= self.size - offset:
+                self.stream.seek(offset)
+                data = self.stream.read(size)
+                if len(data) == size:
+                    return data
+        except OSError as error:
+            raise unreadable(self.name, error) from error
+        raise InvalidInput(
+            expected=f"{size} bytes at offset {offset}", got=f"a file of {self.size} bytes", at=self.name
+        )

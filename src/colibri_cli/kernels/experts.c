@@ -1,0 +1,189 @@
+/* Expert FFNs over dispatched slots: y[t] += weight * down(activation(up(x[t]))).
+ *
+ * Alone, a thread takes expert after expert, so that intermediate states stay in its cache. Several threads first
+ * project up, split over (expert, block of panels), and then down, split over the columns of y: no sum is ever shared
+ * between threads, and each y[t][j] sees its experts in ascending order either way. */
+#include <string.h>
+
+#include "kernels.h"
+
+enum {
+  WORK_PER_TASK = 1 << 18, /* multiply-adds: about 5 us, against about 1 us to hand a task over */
+  TASKS_PER_THREAD = 8     /* enough to even out threads that are not equally fast */
+};
+
+static int blocks_of(int n, int block) { return (n + block - 1) / block; }
+
+size_t clb_up_panels(const clb_experts_shape *s) {
+  return (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * (s->rule.gated ? 2 : 1);
+}
+size_t clb_down_panels(const clb_experts_shape *s) { return (size_t)blocks_of(s->hidden_size, CLB_PANEL); }
+size_t clb_activation_stride(const clb_experts_shape *s) {
+  return (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL;
+}
+size_t clb_unpacked_floats(const clb_experts_shape *s) {
+  size_t k = (size_t)(s->hidden_size > s->intermediate_size ? s->hidden_size : s->intermediate_size);
+  return s->layout == CLB_LAYOUT_ROWS ? CLB_UNIT * CLB_PANEL * k : 0;
+}
+
+void clb_pack_panels(const clb_kernels *k, const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride,
+                     int n_outputs, int n_inputs, float *panels, ptrdiff_t panel_stride) {
+  for (int j = 0; j < n_outputs; j += CLB_PANEL, w += CLB_PANEL * output_stride, panels += panel_stride) {
+    int n = n_outputs - j < CLB_PANEL ? n_outputs - j : CLB_PANEL;
+    if (input_stride == 1) {
+      k->transpose_f32(w, output_stride, n, n_inputs, panels);
+      continue;
+    }
+    for (ptrdiff_t i = 0; i < n_inputs; i++)
+      for (int c = 0; c < CLB_PANEL; c++)
+        panels[i * CLB_PANEL + c] = c < n ? w[c * output_stride + i * input_stride] : 0.0f;
+  }
+}
+
+/* One projection of one expert: n_outputs columns from n_inputs, as panels or as rows. In a gated expert's up
+ * projection (n_halves = 2) even panels are gate, odd panels up, and the up rows follow the gate rows. */
+typedef struct {
+  const float *weights, *bias;
+  int n_outputs, n_inputs, n_halves;
+  clb_layout layout;
+} projection;
+
+static void panels_of(const clb_kernels *k, const projection *w, int panel, int n_panels, float *unpacked,
+                      clb_panels *b, float *init) {
+  ptrdiff_t stride = (ptrdiff_t)w->n_inputs * CLB_PANEL;
+  int rows = w->layout == CLB_LAYOUT_ROWS;
+  *b = (clb_panels){rows ? unpacked : w->weights + panel * stride, 0, stride, CLB_PANEL};
+  for (int p = 0; p < n_panels; p++) {
+    int half = (panel + p) % w->n_halves, column = (panel + p) / w->n_halves * CLB_PANEL;
+    int n = w->n_outputs - column < CLB_PANEL ? w->n_outputs - column : CLB_PANEL;
+    ptrdiff_t row = (ptrdiff_t)half * w->n_outputs + column;
+    if (rows) k->transpose_f32(w->weights + row * w->n_inputs, w->n_inputs, n, w->n_inputs, unpacked + p * stride);
+    for (int j = 0; j < CLB_PANEL; j++) init[p * CLB_PANEL + j] = w->bias && j < n ? w->bias[row + j] : 0.0f;
+  }
+}
+
+/* Panels that one pass takes: a single row streams several at once, more rows find their chains in one or two. */
+static int panels_at_once(int n_rows) { return n_rows == 1 ? CLB_UNIT : 2; }
+
+static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end, float *h,
+                       float *unpacked) {
+  const clb_experts_shape *s = job->shape;
+  projection w = {job->experts[expert].up, job->experts[expert].up_bias, s->intermediate_size, s->hidden_size,
+                  s->rule.gated ? 2 : 1, s->layout};
+  ptrdiff_t ldh = (ptrdiff_t)clb_activation_stride(s);
+  int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
+  for (int step = panels_at_once(n_rows); panel < end; panel += step) {
+    int n_panels = end - panel < step ? end - panel : step, ldt = n_panels * CLB_PANEL;
+    clb_panels b;
+    float init[CLB_UNIT * CLB_PANEL];
+    panels_of(k, &w, panel, n_panels, unpacked, &b, init);
+    for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
+      const float *rows[CLB_ROW_BLOCK];
+      float t[CLB_ROW_BLOCK * 2 * CLB_PANEL];
+      int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
+      for (int i = 0; i < n; i++) rows[i] = job->x + job->order[first + r + i] / job->top_k * job->x_stride;
+      clb_input a = {rows, 0, 1, s->hidden_size};
+      k->linear_f32(&a, n, &b, n_panels, init, t, ldt);
+      k->activate_f32(&s->rule, t, n, ldt, n_panels, h + r * ldh + panel / w.n_halves * CLB_PANEL, ldh);
+    }
+  }
+}
+
+static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end,
+                         const float *h, float *unpacked) {
+  const clb_experts_shape *s = job->shape;
+  projection w = {job->experts[expert].down, job->experts[expert].down_bias, s->hidden_size, s->intermediate_size,
+                  1, s->layout};
+  ptrdiff_t ldh = (ptrdiff_t)clb_activation_stride(s);
+  int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
+  for (int step = panels_at_once(n_rows); panel < end; panel += step) {
+    int n_panels = end - panel < step ? end - panel : step, ldt = n_panels * CLB_PANEL, column = panel * CLB_PANEL;
+    int n_columns = s->hidden_size - column < ldt ? s->hidden_size - column : ldt;
+    clb_panels b;
+    float init[CLB_UNIT * CLB_PANEL];
+    panels_of(k, &w, panel, n_panels, unpacked, &b, init);
+    for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
+      const float *rows[CLB_ROW_BLOCK];
+      float t[CLB_ROW_BLOCK * 2 * CLB_PANEL];
+      int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
+      for (int i = 0; i < n; i++) rows[i] = h + (r + i) * ldh;
+      clb_input a = {rows, 0, 1, s->intermediate_size};
+      k->linear_f32(&a, n, &b, n_panels, init, t, ldt);
+      for (int i = 0; i < n; i++) {
+        int slot = job->order[first + r + i];
+        k->accumulate_f32(job->slot_weights[slot], t + i * ldt, n_columns,
+                          job->y + slot / job->top_k * job->y_stride + column);
+      }
+    }
+  }
+}
+
+typedef struct {
+  const clb_kernels *k;
+  const clb_experts_job *job;
+  int begin, end;       /* experts */
+  int n_parts;          /* blocks of panels that one projection is split into */
+  int16_t *active;      /* experts with slots, for the up projection */
+  size_t unpacked_each; /* floats of scratch for one thread */
+} split;
+
+/* Part i of n of n_panels, in whole units so that a single row still streams CLB_UNIT panels at once. */
+static int part_start(int n_panels, int i, int n) {
+  int64_t units = blocks_of(n_panels, CLB_UNIT);
+  int start = (int)(units * i / n) * CLB_UNIT;
+  return start < n_panels ? start : n_panels;
+}
+
+static void up_task(void *arg, int index, int worker) {
+  const split *s = arg;
+  int expert = s->active[index / s->n_parts], part = index % s->n_parts;
+  int n_panels = (int)clb_up_panels(s->job->shape);
+  float *h = s->job->activations +
+             (s->job->offsets[expert] - s->job->offsets[s->begin]) * (ptrdiff_t)clb_activation_stride(s->job->shape);
+  project_up(s->k, s->job, expert, part_start(n_panels, part, s->n_parts), part_start(n_panels, part + 1, s->n_parts),
+             h, s->job->unpacked + worker * s->unpacked_each);
+}
+
+static void down_task(void *arg, int index, int worker) {
+  const split *s = arg;
+  int n_panels = (int)clb_down_panels(s->job->shape);
+  for (int e = s->begin; e < s->end; e++) {
+    const float *h = s->job->activations + (s->job->offsets[e] - s->job->offsets[s->begin]) *
+                                               (ptrdiff_t)clb_activation_stride(s->job->shape);
+    if (s->job->offsets[e + 1] > s->job->offsets[e])
+      project_down(s->k, s->job, e, part_start(n_panels, index, s->n_parts), part_start(n_panels, index + 1, s->n_parts),
+                   h, s->job->unpacked + worker * s->unpacked_each);
+  }
+}
+
+static int parts_for(int64_t work, int n_panels, int n_groups, int n_threads) {
+  int64_t parts = work / WORK_PER_TASK / n_groups;
+  int enough = blocks_of(TASKS_PER_THREAD * n_threads, n_groups);
+  if (parts > enough) parts = enough;
+  if (parts > blocks_of(n_panels, CLB_UNIT)) parts = blocks_of(n_panels, CLB_UNIT);
+  return parts < 1 ? 1 : (int)parts;
+}
+
+void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads) {
+  const clb_experts_shape *shape = job->shape;
+  int n_up = (int)clb_up_panels(shape), n_down = (int)clb_down_panels(shape);
+  int n_slots = job->offsets[end] - job->offsets[begin];
+  int64_t up_work = (int64_t)n_slots * n_up * CLB_PANEL * shape->hidden_size;
+  int64_t down_work = (int64_t)n_slots * n_down * CLB_PANEL * shape->intermediate_size;
+  if (n_threads <= 1 || up_work + down_work < 2 * WORK_PER_TASK) {
+    for (int e = begin; e < end; e++)
+      if (job->offsets[e + 1] > job->offsets[e]) {
+        project_up(k, job, e, 0, n_up, job->activations, job->unpacked);
+        project_down(k, job, e, 0, n_down, job->activations, job->unpacked);
+      }
+    return;
+  }
+  int16_t active[CLB_MAX_EXPERTS];
+  int n_active = 0;
+  for (int e = begin; e < end; e++)
+    if (job->offsets[e + 1] > job->offsets[e]) active[n_active++] = (int16_t)e;
+  split s = {k, job, begin, end, parts_for(up_work, n_up, n_active, n_threads), active, clb_unpacked_floats(shape)};
+  clb_pool_run(up_task, &s, n_active * s.n_parts, n_threads);
+  s.n_parts = parts_for(down_work, n_down, 1, n_threads);
+  clb_pool_run(down_task, &s, s.n_parts, n_threads);
+}

@@ -1,0 +1,48 @@
+/* Which instruction sets this build holds and this processor runs. */
+#include <string.h>
+
+#include "kernels.h"
+
+extern const clb_kernels clb_kernels_scalar;
+#ifdef __x86_64__
+extern const clb_kernels clb_kernels_avx2;
+#endif
+
+static int runs_scalar(void) { return 1; }
+#ifdef __x86_64__
+/* The compiler's runtime also asks whether the operating system saves the wide registers. */
+static int runs_avx2(void) {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#endif
+
+/* Best first. */
+static const struct {
+  const clb_kernels *kernels;
+  int (*runs)(void);
+} built[] = {
+#ifdef __x86_64__
+    {&clb_kernels_avx2, runs_avx2},
+#endif
+    {&clb_kernels_scalar, runs_scalar},
+};
+static const char *const names[] = {
+#ifdef __x86_64__
+    "avx2",
+#endif
+    "scalar", NULL};
+
+const char *const *clb_isa_names(void) { return names; }
+
+const clb_kernels *clb_kernels_by_name(const char *isa) {
+  for (size_t i = 0; i < sizeof built / sizeof *built; i++)
+    if (strcmp(built[i].kernels->isa, isa) == 0) return built[i].runs() ? built[i].kernels : NULL;
+  return NULL;
+}
+
+const clb_kernels *clb_kernels_best(void) {
+  size_t i = 0;
+  while (!built[i].runs()) i++; /* scalar always runs */
+  return built[i].kernels;
+}

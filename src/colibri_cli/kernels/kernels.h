@@ -1,0 +1,218 @@
+/* The kernel contract: everything that _core may call, and nothing that knows Python.
+ *
+ * Sizes are counts of elements. Pointers are caller-owned; no kernel allocates, fails, or reads past the last
+ * element of an input (a mapped file ends at a page). Outputs never overlap inputs. Alignment is never required.
+ *
+ * Numerics (docs/numerics.md): each output of a linear layer is one chain of fused multiply-adds over the input
+ * index, ascending, starting at the bias. Every kernel is written once over the lanes of simd_<isa>.h, so an
+ * instruction set changes how many outputs advance together and never the operations of one output.
+ *
+ * A panel is a block of CLB_PANEL output columns stored [k][CLB_PANEL], zero beyond the last column.
+ */
+#ifndef CLB_KERNELS_H
+#define CLB_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+  CLB_PANEL = 16,          /* output columns in a panel */
+  CLB_ROW_BLOCK = 96,      /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
+  CLB_UNIT = 4,            /* panels that one row streams at once: enough chains to hide the FMA's latency */
+  CLB_MAX_EXPERTS = 1024,  /* bounds the stack of the gate */
+  CLB_MAX_SEGMENTS = 64    /* inputs that one chain may be made of */
+};
+
+typedef enum { CLB_RELU, CLB_RELU2, CLB_SILU, CLB_GELU, CLB_GELU_TANH } clb_activation;
+typedef enum { CLB_SOFTMAX_TOPK, CLB_TOPK_SOFTMAX } clb_gate_kind;
+typedef enum { CLB_EXACT, CLB_TAYLOR } clb_exp_kind;
+
+/* The input of a linear layer: n_segments pieces of k floats each, chained in order. Row r of segment s starts at
+ * rows[s * n_rows_stride + r]. One segment is the usual case; the context mixer has one for each offset. */
+typedef struct {
+  const float *const *rows;
+  ptrdiff_t segment_stride; /* row pointers from one segment to the next */
+  int n_segments;
+  int k;
+} clb_input;
+
+/* Panels of weights: element (segment s, input i, panel p, column j) at
+ * data[s * segment_stride + p * panel_stride + i * row_stride + j]. */
+typedef struct {
+  const float *data;
+  ptrdiff_t segment_stride, panel_stride, row_stride;
+} clb_panels;
+
+/* How an expert's intermediate activation is formed from gate g and up u (u absent in an ungated expert):
+ * g = min(g, limit), u = clamp(u, -limit, limit), silu: (u + beta) * g * sigmoid(alpha * g). */
+typedef struct {
+  clb_activation kind;
+  int gated;
+  float alpha, beta, limit; /* limit = INFINITY: no clamp */
+} clb_activation_rule;
+
+/* How a token's experts are chosen and weighed from its logits. */
+typedef struct {
+  int n_experts, top_k;
+  clb_gate_kind kind;
+  clb_exp_kind gating;
+  int renormalize;
+} clb_gate_rule;
+
+/* One instruction set's kernels. */
+typedef struct {
+  const char *isa;
+
+  /* c[r][16 p + j] = chain from init[16 p + j] over the input; r < n_rows <= CLB_ROW_BLOCK, p < n_panels.
+   * c has a row stride of ldc >= 16 n_panels. */
+  void (*linear_f32)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
+                     ptrdiff_t ldc);
+
+  /* panel[i][j] = w[j * row_stride + i] for j < n_columns <= CLB_PANEL, 0 beyond; i < k. */
+  void (*transpose_f32)(const float *w, ptrdiff_t row_stride, int n_columns, int k, float *panel);
+
+  /* h[r][16 p + j] from t: gated, t holds panels gate, up, gate, up, ... and n_panels is even; else t is the gate. */
+  void (*activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
+                       float *h, ptrdiff_t ldh);
+
+  /* y[j] = fma(w, t[j], y[j]) for j < n. */
+  void (*accumulate_f32)(float w, const float *t, int n, float *y);
+
+  /* out[t][e] = softmax over e of logits[t][e]; the sum runs over ascending e. ldl is a multiple of CLB_PANEL, or
+   * n_columns is a multiple of 8. */
+  void (*softmax_f32)(clb_exp_kind gating, const float *logits, ptrdiff_t ldl, int n_columns, int n_tokens, float *out,
+                      ptrdiff_t ldo);
+
+  /* ids[t][0..K) by falling logit, ties to the lower id; weights[t][0..K). Stops at the first token with a logit
+   * that is not finite and returns its index, else returns -1. ldl as in softmax_f32. */
+  ptrdiff_t (*gate_f32)(const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, int n_tokens, int32_t *ids,
+                        float *weights);
+} clb_kernels;
+
+/* isa.c */
+const clb_kernels *clb_kernels_by_name(const char *isa); /* NULL: unknown, or this processor cannot run it */
+const clb_kernels *clb_kernels_best(void);
+const char *const *clb_isa_names(void); /* every instruction set in this build, ending in NULL */
+
+/* memory.c: 64-byte aligned (2 MiB aligned from 2 MiB on); NULL where there is no memory. */
+void *clb_alloc(size_t bytes);
+void clb_free(void *memory);
+
+/* pool.c: run task(arg, index, worker) for index < n_tasks on the caller and up to max_threads - 1 pool threads;
+ * worker < max_threads is unique among the threads at work on this call. Returns when every task is done. */
+typedef void (*clb_task)(void *arg, int index, int worker);
+void clb_pool_reserve(int n_threads); /* start the threads that calls of this width need */
+void clb_pool_run(clb_task task, void *arg, int n_tasks, int max_threads);
+
+/* route.c: hidden states -> logits -> experts. */
+typedef struct {
+  const float *x; /* [n_tokens] rows of hidden_size floats */
+  ptrdiff_t x_stride;
+  int n_tokens, hidden_size;
+  const float *table; /* [hidden_size][width], width = experts padded to CLB_PANEL */
+  const float *bias;  /* [width] */
+  int width;
+  clb_gate_rule rule;
+  float *logits; /* [n_tokens][width], or NULL: not kept */
+  int32_t *ids;  /* [n_tokens][top_k], or NULL: logits alone */
+  float *weights;
+} clb_route_job;
+/* Returns the first token whose logits are not finite, or -1. */
+ptrdiff_t clb_route(const clb_kernels *k, const clb_route_job *job, int n_threads);
+/* Chooses again from job->logits, which the caller has changed. */
+ptrdiff_t clb_choose(const clb_kernels *k, const clb_route_job *job);
+
+/* isa_scalar.c: the weights of one token's experts, however they were chosen; gate_f32's bits. */
+void clb_gate_weights(const clb_gate_rule *rule, const float *logits, const int32_t *ids, float *weights);
+
+/* router_builtin.c: [hidden_size][width] in read-only data. */
+typedef struct {
+  const float *table;
+  int hidden_size, width;
+} clb_router_table;
+extern const clb_router_table clb_builtin_router;
+
+/* balance.c: the state of SPEC 5.1. Fixed point: one routing weight w is round(w * 2^24). */
+typedef struct {
+  int n_experts, window, position;
+  int32_t *ring; /* [window][n_experts] */
+  int64_t *sums; /* [n_experts], the sum of each expert's ring */
+  double threshold;
+  int candidates;
+  int prefer_emptiest;
+} clb_balancer;
+void clb_balance(clb_balancer *state, const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, ptrdiff_t n_tokens,
+                 int32_t *ids, float *weights);
+
+/* noise.c: adds temperature * Gumbel(0, 1) to each logit, tokens in order, experts in order. */
+void clb_seed(uint64_t seed, uint64_t state[2]);
+void clb_gumbel(uint64_t state[2], float temperature, float *logits, ptrdiff_t ldl, int n_experts, ptrdiff_t n_tokens);
+
+/* dispatch.c: one counting sort. order[0..n) lists the slots with an expert, by expert, then by slot;
+ * offsets[e]..offsets[e+1] are expert e's. Ids are -1 (skipped) or in 0..n_experts-1. */
+void clb_dispatch(const int32_t *ids, int n_slots, int n_experts, int32_t *offsets, int32_t *order);
+
+/* experts.c */
+typedef struct {
+  const float *up, *up_bias;     /* panels or rows; biases unpadded, or NULL */
+  const float *down, *down_bias;
+} clb_expert;
+
+typedef enum { CLB_LAYOUT_PANELS, CLB_LAYOUT_ROWS } clb_layout;
+
+/* Panels: up is [panels][hidden][16] (gated: gate, up, gate, up, ...), down is [panels][intermediate][16].
+ * Rows: up is [intermediate, or 2 intermediate with the gate rows first][hidden], down is [hidden][intermediate]. */
+typedef struct {
+  int hidden_size, intermediate_size;
+  clb_layout layout;
+  clb_activation_rule rule;
+} clb_experts_shape;
+
+typedef struct {
+  const clb_experts_shape *shape;
+  const clb_expert *experts; /* by id */
+  int top_k;
+  const int32_t *offsets, *order; /* from clb_dispatch */
+  const float *slot_weights;      /* [n_tokens * top_k] */
+  const float *x;
+  ptrdiff_t x_stride;
+  float *y; /* [n_tokens][hidden_size]; each expert's weighted output is added by ascending expert id */
+  ptrdiff_t y_stride;
+  float *activations; /* scratch: n_slots * clb_activation_stride() floats */
+  float *unpacked;    /* scratch: n_threads * clb_unpacked_floats() */
+} clb_experts_job;
+size_t clb_up_panels(const clb_experts_shape *shape);
+size_t clb_down_panels(const clb_experts_shape *shape);
+size_t clb_activation_stride(const clb_experts_shape *shape); /* floats of one slot's intermediate state */
+size_t clb_unpacked_floats(const clb_experts_shape *shape);   /* 0 where the layout needs no unpacking */
+/* Adds experts begin..end-1 to y. */
+void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads);
+
+/* Strided source -> panels: output column j, input i of w at w[j * output_stride + i * input_stride]; panel p goes to
+ * panels + p * panel_stride. */
+void clb_pack_panels(const clb_kernels *k, const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride,
+                     int n_outputs, int n_inputs, float *panels, ptrdiff_t panel_stride);
+
+/* model.c: the two ends of a token classifier. */
+typedef struct {
+  const int32_t *ids;
+  int n_tokens;
+  const float *embedding; /* [vocab_size][hidden_size] */
+  int hidden_size, context;
+  const float *mixer; /* [2 context + 1][panels][hidden_size][16] */
+  const float *zeros; /* [hidden_size] */
+  float *x;           /* [n_tokens][hidden_size] */
+} clb_mix_job;
+void clb_mix_context(const clb_kernels *k, const clb_mix_job *job, int n_threads);
+
+typedef struct {
+  const float *h; /* [n_tokens][hidden_size] */
+  int n_tokens, hidden_size, n_classes;
+  const float *panels, *bias; /* [panels][hidden_size][16], [16 panels] */
+  float *probabilities;       /* [n_tokens][n_classes] */
+  int32_t *classes;           /* [n_tokens], the largest logit; ties to the lower class */
+} clb_head_job;
+/* Returns the first token whose logits are not finite, or -1. */
+ptrdiff_t clb_head(const clb_kernels *k, const clb_head_job *job, int n_threads);
+
+#endif

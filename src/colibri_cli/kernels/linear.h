@@ -1,0 +1,107 @@
+/* Linear layers over panels. Written once over the lanes of a simd_<isa>.h; included by ops.h. */
+
+enum { VECTORS = CLB_PANEL / LANES }; /* vectors in one row of a panel */
+
+/* n_rows x n_panels outputs held in registers over the whole chain; both counts are compile-time constants in every
+ * use, so the loops over them vanish. ROW_TILE rows by one panel, or one row by CLB_UNIT panels (8 accumulators at 8
+ * lanes), keep both FMA ports busy: 8 chains or more against a latency of 4 cycles. */
+static inline __attribute__((always_inline)) void tile(const clb_input *a, int row, int n_rows, const clb_panels *b,
+                                                       int panel, int n_panels, const float *init, float *c,
+                                                       ptrdiff_t ldc) {
+  vf acc[ROW_TILE][CLB_UNIT * VECTORS];
+#pragma GCC unroll 16
+  for (int r = 0; r < n_rows; r++)
+#pragma GCC unroll 64
+    for (int v = 0; v < n_panels * VECTORS; v++) acc[r][v] = vf_load(init + v * LANES);
+
+  for (int s = 0; s < a->n_segments; s++) {
+    const float *const *rows = a->rows + s * a->segment_stride + row;
+    const float *x[ROW_TILE];
+#pragma GCC unroll 16
+    for (int r = 0; r < n_rows; r++) x[r] = rows[r];
+    const float *w = b->data + s * b->segment_stride + panel * b->panel_stride;
+    for (ptrdiff_t i = 0, k = a->k; i < k; i++, w += b->row_stride) {
+      vf w_i[CLB_UNIT * VECTORS];
+#pragma GCC unroll 16
+      for (int p = 0; p < n_panels; p++)
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; v++) w_i[p * VECTORS + v] = vf_load(w + p * b->panel_stride + v * LANES);
+#pragma GCC unroll 16
+      for (int r = 0; r < n_rows; r++) {
+        vf x_ri = vf_set1(x[r][i]);
+#pragma GCC unroll 64
+        for (int v = 0; v < n_panels * VECTORS; v++) acc[r][v] = vf_fma(x_ri, w_i[v], acc[r][v]);
+      }
+    }
+  }
+
+#pragma GCC unroll 16
+  for (int r = 0; r < n_rows; r++)
+#pragma GCC unroll 64
+    for (int v = 0; v < n_panels * VECTORS; v++) vf_store(c + (row + r) * ldc + v * LANES, acc[r][v]);
+}
+
+static void linear_f32(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
+                       ptrdiff_t ldc) {
+#if ROW_TILE > 1
+  /* Few rows: several panels at once, or the chains are too few to fill the latency. */
+  int panel = 0;
+  if (n_rows == 1)
+    for (; panel + 4 <= n_panels; panel += 4)
+      tile(a, 0, 1, b, panel, 4, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
+  if (n_rows <= 3)
+    for (; panel + 2 <= n_panels; panel += 2) {
+      const float *from = init + panel * CLB_PANEL;
+      float *to = c + panel * CLB_PANEL;
+      if (n_rows == 1) tile(a, 0, 1, b, panel, 2, from, to, ldc);
+      if (n_rows == 2) tile(a, 0, 2, b, panel, 2, from, to, ldc);
+      if (n_rows == 3) tile(a, 0, 3, b, panel, 2, from, to, ldc);
+    }
+  for (; panel < n_panels; panel++) {
+    const float *from = init + panel * CLB_PANEL;
+    float *to = c + panel * CLB_PANEL;
+    int row = 0, left = n_rows;
+    while (left > 0) {
+      /* 7 to 11 rows go as two even halves: 4 + 4 keeps more chains in flight than 6 + 2. */
+      int n = left >= 2 * ROW_TILE ? ROW_TILE : left > ROW_TILE ? (left + 1) / 2 : left;
+      switch (n) {
+        case 6: tile(a, row, 6, b, panel, 1, from, to, ldc); break;
+        case 5: tile(a, row, 5, b, panel, 1, from, to, ldc); break;
+        case 4: tile(a, row, 4, b, panel, 1, from, to, ldc); break;
+        case 3: tile(a, row, 3, b, panel, 1, from, to, ldc); break;
+        case 2: tile(a, row, 2, b, panel, 1, from, to, ldc); break;
+        default: tile(a, row, 1, b, panel, 1, from, to, ldc);
+      }
+      row += n, left -= n;
+    }
+  }
+#else
+  for (int panel = 0; panel < n_panels; panel++)
+    for (int row = 0; row < n_rows; row++)
+      tile(a, row, 1, b, panel, 1, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
+#endif
+}
+
+static void transpose_f32(const float *w, ptrdiff_t row_stride, int n_columns, int k, float *panel) {
+  int j = 0;
+  for (; j + LANES <= n_columns; j += LANES) {
+    int i = 0;
+    for (; i + LANES <= k; i += LANES) {
+      vf block[LANES];
+      for (int r = 0; r < LANES; r++) block[r] = vf_load(w + (j + r) * row_stride + i);
+      vf_transpose(block);
+      for (int r = 0; r < LANES; r++) vf_store(panel + (ptrdiff_t)(i + r) * CLB_PANEL + j, block[r]);
+    }
+    for (; i < k; i++)
+      for (int r = 0; r < LANES; r++) panel[(ptrdiff_t)i * CLB_PANEL + j + r] = w[(j + r) * row_stride + i];
+  }
+  for (; j < CLB_PANEL; j++)
+    for (int i = 0; i < k; i++) panel[(ptrdiff_t)i * CLB_PANEL + j] = j < n_columns ? w[j * row_stride + i] : 0.0f;
+}
+
+static void accumulate_f32(float w, const float *t, int n, float *y) {
+  int j = 0;
+  for (vf w_all = vf_set1(w); j + LANES <= n; j += LANES)
+    vf_store(y + j, vf_fma(w_all, vf_load(t + j), vf_load(y + j)));
+  for (; j < n; j++) y[j] = fmaf(w, t[j], y[j]);
+}

@@ -1,0 +1,46 @@
+/* One lane: the oracle of the numerics contract, and what runs where nothing wider can. See ops.h for the names. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define CLB_ISA scalar
+#define LANES 1
+#define ROW_TILE 1 /* rows whose accumulators fit the register file together with one panel */
+
+typedef float vf;   /* LANES floats */
+typedef int32_t vi; /* LANES integers */
+typedef int vm;     /* LANES truth values */
+
+static inline vf vf_set1(float x) { return x; }
+static inline vf vf_load(const float *p) { return *p; }
+static inline void vf_store(float *p, vf x) { *p = x; }
+static inline vf vf_add(vf a, vf b) { return a + b; }
+static inline vf vf_sub(vf a, vf b) { return a - b; }
+static inline vf vf_mul(vf a, vf b) { return a * b; }
+static inline vf vf_div(vf a, vf b) { return a / b; }
+static inline vf vf_fma(vf a, vf b, vf c) { return fmaf(a, b, c); }   /* a b + c */
+static inline vf vf_fnma(vf a, vf b, vf c) { return fmaf(-a, b, c); } /* c - a b */
+static inline vf vf_max(vf a, vf b) { return a > b ? a : b; }         /* b where a lane is NaN, as vmaxps */
+static inline vf vf_min(vf a, vf b) { return a < b ? a : b; }         /* likewise */
+static inline vf vf_abs(vf a) { return fabsf(a); }
+static inline vf vf_round(vf a) { return rintf(a); } /* to nearest, ties to even */
+static inline vm vf_gt(vf a, vf b) { return a > b; }
+static inline vm vm_or(vm a, vm b) { return a | b; }
+static inline int vm_any(vm a) { return a; }
+static inline vf vf_select(vm m, vf a, vf b) { return m ? a : b; }
+static inline vi vi_select(vm m, vi a, vi b) { return m ? a : b; }
+static inline vi vi_set1(int32_t x) { return x; }
+static inline void vi_store(int32_t *p, vi x) { *p = x; }
+static inline vi vi_of(vf whole) { return (int32_t)whole; } /* of a whole number within int32 */
+static inline vi vi_half(vi n) { return n >> 1; }           /* towards minus infinity */
+static inline vm vi_odd(vi n) { return n & 1; }
+/* x * 2^n for normal x and results. */
+static inline vf vf_scale(vf x, vi n) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  bits += (uint32_t)n << 23;
+  memcpy(&x, &bits, sizeof bits);
+  return x;
+}
+/* Lane i of row j becomes lane j of row i. */
+static inline void vf_transpose(vf r[LANES]) { (void)r; }

@@ -1,0 +1,270 @@
+"""A bundle opened for use: token ids to routing to class probabilities."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri_cli import _core
+from colibri_cli.arrays import as_array
+from colibri_cli.balance import Balancer
+from colibri_cli.config import ModelConfig, load_config
+from colibri_cli.errors import InvalidInput, UsageError
+from colibri_cli.experts import Experts
+from colibri_cli.formats.experts import ExpertShape
+from colibri_cli.formats.files import unreadable
+from colibri_cli.layer import MoELayer
+from colibri_cli.router import Router, Routing
+from colibri_cli.topology import check_threads
+
+if TYPE_CHECKING:
+    from colibri_cli.tokenizer import Tokenizer
+
+
+def builtin_bundle() -> Path:
+    """The folder of the bundle that is installed with the package."""
+    return Path(__file__).parent / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """The answer for T tokens.
+
+    Attributes
+    ----------
+    ids : ndarray of int32, (T,)
+    probabilities : ndarray of float32, (T, C)
+    classes : ndarray of int32, (T,)
+        The most probable class; ties go to the lower one.
+    routing : Routing
+    seconds : dict of str to float
+        Wall time of each step: "mix", "route", "experts", "head".
+    """
+
+    ids: npt.NDArray[np.int32]
+    probabilities: npt.NDArray[np.float32]
+    classes: npt.NDArray[np.int32]
+    routing: Routing
+    seconds: dict[str, float]
+
+    def predict(self) -> npt.NDArray[np.float32]:
+        """Class probabilities of the whole input, float32 ``(C,)``: the mean over tokens; uniform for no tokens."""
+        if not len(self.probabilities):
+            n_classes = self.probabilities.shape[1]
+            return np.full(n_classes, 1 / n_classes, np.float32)
+        mean = self.probabilities.mean(axis=0, dtype=np.float64)
+        return (mean / mean.sum()).astype(np.float32)
+
+
+class Model:
+    """A token classifier. Made by :meth:`open`; threads may share it.
+
+    Attributes
+    ----------
+    config : ModelConfig
+    path : pathlib.Path
+        The bundle.
+    layer : MoELayer
+    """
+
+    def __init__(
+        self, path: Path, config: ModelConfig, mixer: _core.Mixer, layer: MoELayer, head: _core.Head
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.layer = layer
+        self._mixer = mixer
+        self._head = head
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        experts_dir: str | os.PathLike[str] | None = None,
+        loading: str = "mmap",
+        threads: int | None = None,
+        *,
+        cache_experts: int = 4,
+        gating: str | None = None,
+        max_tokens: int = 512,
+    ) -> Self:
+        """Open a bundle.
+
+        Parameters
+        ----------
+        path : path, optional
+            Default: the built-in bundle.
+        experts_dir : path, optional
+            Folder of the expert files, instead of the bundle's own.
+        loading : {"mmap", "static", "on-demand"}
+            See :meth:`Experts.open`, as for ``cache_experts`` and ``max_tokens``.
+        threads : int, optional
+            Default: what the CPU affinity and the cgroup's quota allow.
+        gating : {"exact", "taylor"}, optional
+            Default: as the bundle's config says.
+
+        Raises
+        ------
+        UsageError
+            A file is missing or cannot be read.
+        InvalidInput
+            The config is not valid, or a file does not fit it.
+        """
+        bundle = builtin_bundle() if path is None else Path(path)
+        if not bundle.is_dir():
+            raise UsageError(expected="a bundle's folder", got="no such folder", at=str(bundle))
+        config = load_config(bundle / "config.json")
+        width = check_threads(threads)
+        experts = _open_experts(bundle, config, experts_dir, loading, cache_experts, width, max_tokens)
+        layer = MoELayer(_open_router(bundle, config, gating, width, builtin=path is None), experts)
+        hidden, n_classes = config.hidden_size, config.n_classes
+        embedding = _floats(bundle / "embedding.bin", (config.vocab_size, hidden), mapped=True)
+        if config.context:
+            matrices = _floats(bundle / "context.bin", (2 * config.context + 1, hidden, hidden))
+        else:
+            matrices = np.eye(hidden, dtype=np.float32)[np.newaxis]
+        head = _floats(bundle / "head.bin", (n_classes * (hidden + 1),))
+        weight, bias = head[:-n_classes].reshape(n_classes, hidden), head[-n_classes:]
+        return cls(
+            bundle, config, _core.Mixer(embedding, matrices, width), layer, _core.Head(weight, bias, width)
+        )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return self.config.classes
+
+    @property
+    def experts(self) -> Experts:
+        """The layer's experts, which may be swapped while the model is in use."""
+        return self.layer.experts
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The bundle's tokenizer, loaded when first asked for."""
+        from colibri_cli.tokenizer import Tokenizer
+
+        return Tokenizer(self.path / self.config.tokenizer)
+
+    def new_balancer(self) -> Balancer:
+        """Make a balancer with the parameters of the bundle's config and no memory."""
+        balance = self.config.balance
+        return Balancer(
+            self.config.n_experts,
+            window=balance.window,
+            threshold=balance.threshold,
+            candidates=balance.candidates,
+            prefer=balance.prefer,
+        )
+
+    def infer(self, ids: npt.ArrayLike, *, balancer: Balancer | None = None) -> Inference:
+        """Classify tokens.
+
+        Parameters
+        ----------
+        ids : array of int, (T,)
+            Token ids, ``0 <= id < vocab_size``.
+        balancer : Balancer, optional
+            Its state moves on by these tokens. Default: none, or a new one for each call where the bundle's config
+            enables balancing.
+
+        Raises
+        ------
+        InvalidInput
+            ``ids`` is not as above, or a weight that it reaches is not finite.
+        """
+        tokens = _token_ids(ids, self.config.vocab_size)
+        if balancer is None and self.config.balance.enabled:
+            balancer = self.new_balancer()
+        start = perf_counter()
+        hidden = self._mixer.run(tokens)
+        mixed = perf_counter()
+        routing = self.layer.router.route(hidden, balancer)
+        routed = perf_counter()
+        summed = self.layer.experts.run(hidden, routing.expert_ids, routing.expert_weights)
+        ran = perf_counter()
+        probabilities, classes = self._head.run(summed)
+        seconds = {
+            "mix": mixed - start,
+            "route": routed - mixed,
+            "experts": ran - routed,
+            "head": perf_counter() - ran,
+        }
+        return Inference(tokens, probabilities, classes, routing, seconds)
+
+
+def _open_experts(
+    bundle: Path,
+    config: ModelConfig,
+    experts_dir: str | os.PathLike[str] | None,
+    loading: str,
+    cache_experts: int,
+    threads: int,
+    max_tokens: int,
+) -> Experts:
+    names = [config.expert_file(i) for i in range(config.n_experts)]
+    if experts_dir is not None:
+        names = [Path(name).name for name in names]
+        if not Path(experts_dir).is_dir():
+            raise UsageError(
+                expected="a folder of expert files", got="no such folder", at=os.fspath(experts_dir)
+            )
+    return Experts.open(
+        bundle if experts_dir is None else experts_dir,
+        loading,
+        cache_experts,
+        threads,
+        max_tokens,
+        shape=ExpertShape(config.hidden_size, config.intermediate_size, config.activation, config.gated),
+        files=names,
+    )
+
+
+def _open_router(
+    bundle: Path, config: ModelConfig, gating: str | None, threads: int, *, builtin: bool
+) -> Router:
+    rule = config.router
+    gating = rule.gating if gating is None else gating
+    if builtin:
+        return Router.builtin(
+            config.n_experts, kind=rule.kind, top_k=config.top_k, gating=gating, threads=threads
+        )
+    weight = _floats(bundle / "router_weights.bin", (config.n_experts, config.hidden_size))
+    return Router.from_array(weight, kind=rule.kind, top_k=config.top_k, gating=gating, threads=threads)
+
+
+def _floats(path: Path, shape: tuple[int, ...], *, mapped: bool = False) -> npt.NDArray[np.float32]:
+    """Read, or map, a file that is exactly one array."""
+    n_bytes = 4 * int(np.prod(shape, dtype=np.int64))
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != n_bytes:
+                raise InvalidInput(
+                    expected=f"{n_bytes} bytes (float32 {shape})", got=f"{found} bytes", at=str(path)
+                )
+            data = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ) if mapped else file.read()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return np.frombuffer(data, "<f4").reshape(shape)
+
+
+def _token_ids(ids: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:
+    array = as_array("ids", ids)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise InvalidInput(expected="integers (tokens,)", got=f"{array.dtype} {array.shape}", at="ids")
+    if array.dtype != np.int32:
+        bad = np.flatnonzero((array < 0) | (array >= vocab_size))
+        if bad.size:
+            raise InvalidInput(
+                expected=f"a token id in 0..{vocab_size - 1}", got=str(array[bad[0]]), at=f"ids[{bad[0]}]"
+            )
+    return np.ascontiguousarray(array, np.int32)

@@ -107,7 +107,7 @@ def _string(text: str, match: re.Match[str], gap: list[Flaw]) -> Token:
             escape = special[0][0] == "\\"
             found = shown(special[0]) if escape else f"U+{ord(special[0]):04X}"
             flaws.append(Flaw(start + 1 + special.start(), expected, found))
-            certain = certain and not escape
+            certain = False
         parts += [body[done : special.start()], meant]
         done = special.end()
     value = "".join([*parts, body[done:]])

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -136,8 +136,15 @@ def infer(
         with _timed(seconds, "tokenize"):
             ids = opened.tokenizer.encode(text or "")
     inference, milliseconds = _run(opened, ids, repeat)
-    seconds |= inference.seconds
-    _log_run(opened, seconds)
+    run = {
+        "model": str(opened.path),
+        "isa": isa(),
+        "gating": gating or opened.config.router.gating,
+        "balance": opened.config.balance.enabled,
+        "experts": opened.experts.stats(),
+        "seconds": {part: round(value, 9) for part, value in (seconds | inference.seconds).items()},
+    }
+    _log_run(run)
 
     if chosen is InferFormat.NPY:
         report.emit(report.infer_npy(inference), output)
@@ -145,14 +152,6 @@ def infer(
     latency = report.Latency(milliseconds) if repeat > 1 else None
     answer = report.Answer(task.value, opened.classes, inference, tokenizer.words(ids), tokenizer.pieces(ids))
     if chosen is InferFormat.JSON:
-        run = {
-            "model": str(opened.path),
-            "isa": isa(),
-            "gating": gating or opened.config.router.gating,
-            "balance": opened.config.balance.enabled,
-            "experts": opened.experts.stats(),
-            "seconds": {part: round(value, 9) for part, value in seconds.items()},
-        }
         report.emit(report.infer_json(answer, run, latency), output)
     elif chosen is InferFormat.JSONL:
         report.emit(report.infer_jsonl(answer, by_piece=by is Unit.PIECE), output)
@@ -173,22 +172,18 @@ def _run(model: "Model", ids: "NDArray[np.int32]", repeat: int) -> "tuple[Infere
     return inference, milliseconds
 
 
-def _log_run(model: "Model", seconds: dict[str, float]) -> None:
-    stats = model.experts.stats()
-    _log.info(
-        "experts: %d of %d loaded (%s, %.1f KiB) from %s",
-        stats["resident"],
-        stats["n_experts"],
-        stats["loading"],
-        stats["resident_bytes"] / 1024,
-        stats["source"],
-    )
-    if stats["loading"] == "on-demand":
-        read = stats["bytes_read"] / 1024
-        _log.info("expert cache: %d hits, %d misses, %.1f KiB read", stats["hits"], stats["misses"], read)
-    if model.config.balance.enabled:
+def _log_run(run: dict[str, Any]) -> None:
+    experts = run["experts"]
+    _log.debug("model: %s, gating %s, instruction set %s", run["model"], run["gating"], run["isa"])
+    loaded = f"{experts['resident']} of {experts['n_experts']} loaded"
+    size = f"{experts['resident_bytes'] / 1024:.1f} KiB"
+    _log.info("experts: %s (%s, %s) from %s", loaded, experts["loading"], size, experts["source"])
+    if experts["loading"] == "on-demand":
+        read = experts["bytes_read"] / 1024
+        _log.info("expert cache: %d hits, %d misses, %.1f KiB read", experts["hits"], experts["misses"], read)
+    if run["balance"]:
         _log.info("balance: on, so experts may differ from the gate's own choice")
-    parts = {"I/O" if part == "io" else part: value * 1e3 for part, value in seconds.items()}
+    parts = {"I/O" if part == "io" else part: value * 1e3 for part, value in run["seconds"].items()}
     _log.info("time: %s", ", ".join(f"{part} {value:.3f} ms" for part, value in parts.items()))
 
 

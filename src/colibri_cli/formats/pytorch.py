@@ -179,11 +179,8 @@ def read_legacy(file: CheckedFile) -> list[Tensor]:
     _unpickle(stream, at=file.name)  # sizes of C types on the machine that wrote: nothing depends on them
     content, storages = _unpickle(stream, at=file.name)
     keys, _ = _unpickle(stream, at=file.name)
-    if (
-        not isinstance(keys, list)
-        or len(keys) != len(storages)
-        or not all(isinstance(key, str) and key in storages for key in keys)
-    ):
+    named = {key for key in keys if isinstance(key, str)} if isinstance(keys, list) else set()
+    if not isinstance(keys, list) or len(keys) != len(storages) or named != storages.keys():
         raise InvalidInput(expected=f"a list of the {len(storages)} storages", got="another one", at=file.name)
 
     offsets: dict[str, int] = {}

@@ -77,8 +77,8 @@ static void push(clb_balancer *s, const int32_t *chosen, const float *shares, in
   s->position = (s->position + 1) % s->window;
 }
 
-void clb_balance(clb_balancer *state, const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl,
-                 ptrdiff_t n_tokens, int32_t *ids, float *weights) {
+void clb_balance(clb_balancer *state, const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, ptrdiff_t n_tokens,
+                 int32_t *ids, float *weights) {
   clb_gate_rule renormalised = *rule;
   renormalised.renormalize = 1;
   for (ptrdiff_t t = 0; t < n_tokens; t++, logits += ldl, ids += rule->top_k, weights += rule->top_k) {

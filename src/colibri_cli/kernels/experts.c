@@ -68,8 +68,8 @@ static int panels_at_once(int n_rows) { return n_rows == 1 ? CLB_UNIT : 2; }
 static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end, float *h,
                        float *unpacked) {
   const clb_experts_shape *s = job->shape;
-  projection w = {job->experts[expert].up, job->experts[expert].up_bias, s->intermediate_size, s->hidden_size,
-                  s->rule.gated ? 2 : 1, s->layout};
+  projection w = {job->experts[expert].up, job->experts[expert].up_bias, s->intermediate_size,
+                  s->hidden_size,          s->rule.gated ? 2 : 1,        s->layout};
   ptrdiff_t ldh = (ptrdiff_t)clb_activation_stride(s);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
   for (int step = panels_at_once(n_rows); panel < end; panel += step) {
@@ -92,8 +92,8 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
 static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end,
                          const float *h, float *unpacked) {
   const clb_experts_shape *s = job->shape;
-  projection w = {job->experts[expert].down, job->experts[expert].down_bias, s->hidden_size, s->intermediate_size,
-                  1, s->layout};
+  projection w = {
+      job->experts[expert].down, job->experts[expert].down_bias, s->hidden_size, s->intermediate_size, 1, s->layout};
   ptrdiff_t ldh = (ptrdiff_t)clb_activation_stride(s);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
   for (int step = panels_at_once(n_rows); panel < end; panel += step) {
@@ -148,11 +148,11 @@ static void down_task(void *arg, int index, int worker) {
   const split *s = arg;
   int n_panels = (int)clb_down_panels(s->job->shape);
   for (int e = s->begin; e < s->end; e++) {
-    const float *h = s->job->activations + (s->job->offsets[e] - s->job->offsets[s->begin]) *
-                                               (ptrdiff_t)clb_activation_stride(s->job->shape);
+    const float *h = s->job->activations +
+                     (s->job->offsets[e] - s->job->offsets[s->begin]) * (ptrdiff_t)clb_activation_stride(s->job->shape);
     if (s->job->offsets[e + 1] > s->job->offsets[e])
-      project_down(s->k, s->job, e, part_start(n_panels, index, s->n_parts), part_start(n_panels, index + 1, s->n_parts),
-                   h, s->job->unpacked + worker * s->unpacked_each);
+      project_down(s->k, s->job, e, part_start(n_panels, index, s->n_parts),
+                   part_start(n_panels, index + 1, s->n_parts), h, s->job->unpacked + worker * s->unpacked_each);
   }
 }
 

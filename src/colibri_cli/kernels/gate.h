@@ -5,8 +5,7 @@
 static inline __attribute__((always_inline)) void load_columns(const float *logits, ptrdiff_t ldl, int n_columns,
                                                                int n_tokens, vf *column) {
   for (int e = 0; e < n_columns; e += LANES) {
-    for (int t = 0; t < LANES; t++)
-      column[e + t] = t < n_tokens ? vf_load(logits + t * ldl + e) : vf_set1(0.0f);
+    for (int t = 0; t < LANES; t++) column[e + t] = t < n_tokens ? vf_load(logits + t * ldl + e) : vf_set1(0.0f);
     vf_transpose(column + e);
   }
 }
@@ -19,8 +18,8 @@ static inline vf max_of(const vf *column, int n_columns) {
   return top;
 }
 
-static inline __attribute__((always_inline)) void softmax_block(clb_exp_kind gating, const float *logits,
-                                                                ptrdiff_t ldl, int n_columns, int n_tokens, float *out,
+static inline __attribute__((always_inline)) void softmax_block(clb_exp_kind gating, const float *logits, ptrdiff_t ldl,
+                                                                int n_columns, int n_tokens, float *out,
                                                                 ptrdiff_t ldo) {
   vf column[CLB_MAX_EXPERTS + LANES];
   load_columns(logits, ldl, n_columns, n_tokens, column);

@@ -16,11 +16,11 @@
 #include <stdint.h>
 
 enum {
-  CLB_PANEL = 16,          /* output columns in a panel */
-  CLB_ROW_BLOCK = 96,      /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
-  CLB_UNIT = 4,            /* panels that one row streams at once: enough chains to hide the FMA's latency */
-  CLB_MAX_EXPERTS = 1024,  /* bounds the stack of the gate */
-  CLB_MAX_SEGMENTS = 64    /* inputs that one chain may be made of */
+  CLB_PANEL = 16,         /* output columns in a panel */
+  CLB_ROW_BLOCK = 96,     /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
+  CLB_UNIT = 4,           /* panels that one row streams at once: enough chains to hide the FMA's latency */
+  CLB_MAX_EXPERTS = 1024, /* bounds the stack of the gate */
+  CLB_MAX_SEGMENTS = 64   /* inputs that one chain may be made of */
 };
 
 typedef enum { CLB_RELU, CLB_RELU2, CLB_SILU, CLB_GELU, CLB_GELU_TANH } clb_activation;
@@ -154,7 +154,7 @@ void clb_dispatch(const int32_t *ids, int n_slots, int n_experts, int32_t *offse
 
 /* experts.c */
 typedef struct {
-  const float *up, *up_bias;     /* panels or rows; biases unpadded, or NULL */
+  const float *up, *up_bias; /* panels or rows; biases unpadded, or NULL */
   const float *down, *down_bias;
 } clb_expert;
 

@@ -45,8 +45,7 @@ static double logarithm(double x) {
   return (double)e * 0.69314718055994530942 + 2.0 * s * p;
 }
 
-void clb_gumbel(uint64_t state[2], float temperature, float *logits, ptrdiff_t ldl, int n_experts,
-                ptrdiff_t n_tokens) {
+void clb_gumbel(uint64_t state[2], float temperature, float *logits, ptrdiff_t ldl, int n_experts, ptrdiff_t n_tokens) {
   for (ptrdiff_t t = 0; t < n_tokens; t++)
     for (int e = 0; e < n_experts; e++)
       logits[t * ldl + e] += temperature * (float)-logarithm(-logarithm(uniform(state)));

@@ -17,7 +17,8 @@ typedef struct {
 
 static void note_bad(_Atomic ptrdiff_t *bad, ptrdiff_t token) {
   ptrdiff_t seen = atomic_load(bad);
-  while (token < seen && !atomic_compare_exchange_weak(bad, &seen, token)) {}
+  while (token < seen && !atomic_compare_exchange_weak(bad, &seen, token)) {
+  }
 }
 
 static void route_rows(route_state *s, int first, int n, float *logits, ptrdiff_t ldl) {

@@ -38,7 +38,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     if not quiet:
-        sys.stdout.write(done.to_json() if report_format == "json" else done.to_text())
+        report = done.to_json() if report_format == "json" else done.to_text()
+        sys.stdout.buffer.write(report.encode(sys.stdout.encoding, "backslashreplace"))
     return 1 if done.stale and not done.written else 0
 
 

@@ -1,12 +1,6 @@
-"""What many tests share: small tokenizers, and the command as a user runs it."""
-
-from __future__ import annotations
+"""What many tests share: small tokenizers."""
 
 import io
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +12,6 @@ SENTENCES = (
     "don't stop: it's 3.14, e-mail (well-known)... 10:30!",
     "l'oiseau bleu, das Öl, el colibrí; 1,000 $",
 )
-
-Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 def _train(folder: Path, name: str, **options: Any) -> Path:
@@ -48,17 +40,3 @@ def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A unigram tokenizer that spells unknown characters in bytes."""
     folder = tmp_path_factory.mktemp("tokenizer")
     return _train(folder, "bytes", model_type="unigram", vocab_size=400, byte_fallback=True)
-
-
-@pytest.fixture(scope="session")
-def colibri() -> Run:
-    """Run ``colibri`` with the arguments given; keywords go to `subprocess.run`."""
-
-    def run(*arguments: str | os.PathLike[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-        if "input" not in options:
-            options.setdefault("stdin", subprocess.DEVNULL)
-        options.setdefault("stdout", subprocess.PIPE)
-        options.setdefault("stderr", subprocess.PIPE)
-        return subprocess.run([sys.executable, "-m", "colibri_cli", *arguments], check=False, timeout=120, **options)
-
-    return run

@@ -126,3 +126,25 @@ cdef extern from "kernels.h" nogil:
         float *probabilities
         int32_t *classes
     Py_ssize_t clb_head(const clb_kernels *k, const clb_head_job *job, int n_threads) noexcept
+
+    ctypedef struct clb_samples:
+        double *ns
+        int n_samples, n_calls
+    void clb_time_clock(double *ns, int n_samples) noexcept
+    void clb_time_route(const clb_kernels *k, const clb_route_job *batch, int n_tokens,
+                        const clb_samples *s) noexcept
+    void clb_time_softmax(const clb_kernels *k, clb_exp_kind gating, const float *logits, int n_columns,
+                          int n_tokens, float *out, const clb_samples *s) noexcept
+    void clb_time_dispatch(const int32_t *ids, int n_tokens, int top_k, int n_experts, int32_t *offsets,
+                           int32_t *order, const clb_samples *s) noexcept
+    void clb_time_expert(const clb_kernels *k, const clb_experts_job *job, int expert,
+                         const clb_samples *s) noexcept
+
+    ctypedef struct clb_meter:
+        int64_t linear_ns, linear_calls, transpose_ns, transpose_calls
+    const clb_kernels *clb_meter_start(const clb_kernels *k) noexcept
+    clb_meter clb_meter_read() noexcept
+
+    bint clb_sanitized() noexcept
+    double clb_peak_gflops(const clb_kernels *k, int n_threads) noexcept
+    double clb_read_bandwidth(char *memory, size_t n_bytes, int n_threads, int n_tries) noexcept

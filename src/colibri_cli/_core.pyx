@@ -859,3 +859,143 @@ cdef class Head:
                 hint="a weight of one of its experts, of the head, or of its embedding is not finite",
             )
         return probabilities, classes
+
+
+# ---------------------------------------------------------------- timing and self-test, for colibri_cli.bench
+
+# Arrays are contiguous; sizes are checked here, values are the caller's. A timer fills ns, float64: the time of each
+# sample, one clock read included.
+
+cdef clb_samples samples_into(object ns, int n_calls) except *:
+    return clb_samples(<double *>data_of(ns), <int>len(ns), n_calls)
+
+
+def time_clock(ns, /):
+    """Time clock reads."""
+    cdef clb_samples samples = samples_into(ns, 0)
+    with nogil:
+        clb_time_clock(samples.ns, samples.n_samples)
+
+
+def time_route(Gate gate not None, hidden, ids, weights, int n_tokens, ns, /):
+    """Route float32 ``(T, hidden)`` into int32 and float32 ``(T, K)``, the next n_tokens of T a sample."""
+    cdef Py_ssize_t n = len(hidden), n_slots = n * gate.rule.top_k
+    cdef clb_samples samples = samples_into(ns, 1)
+    cdef clb_route_job job
+    job.x, job.x_stride = <const float *>contiguous(hidden, n * gate.hidden_size * sizeof(float)), gate.hidden_size
+    job.n_tokens, job.hidden_size, job.logits = <int>n, gate.hidden_size, NULL
+    job.table, job.bias, job.width, job.rule = gate.table, gate.bias, gate.width, gate.rule
+    job.ids = <int32_t *>contiguous(ids, n_slots * sizeof(int32_t))
+    job.weights = <float *>contiguous(weights, n_slots * sizeof(float))
+    with nogil:
+        clb_time_route(kernels, &job, min(n_tokens, <int>n), &samples)
+
+
+def time_softmax(logits, out, int gating, ns, /):
+    """Softmax of float32 ``(T, 8)`` into the same shape."""
+    cdef Py_ssize_t n = len(logits)
+    cdef const float *x = <const float *>contiguous(logits, n * 8 * sizeof(float))
+    cdef float *to = <float *>contiguous(out, n * 8 * sizeof(float))
+    cdef clb_samples samples = samples_into(ns, 1)
+    with nogil:
+        clb_time_softmax(kernels, <clb_exp_kind>gating, x, 8, <int>n, to, &samples)
+
+
+def time_dispatch(ids, int top_k, offsets, order, ns, /):
+    """Sort top_k slots of int32 ids a sample, the next ones each time, into ``(E + 1,)`` and ``(top_k,)``."""
+    cdef int n_experts = <int>len(offsets) - 1, n_tokens = <int>len(ids) // top_k
+    cdef const int32_t *slots = <const int32_t *>contiguous(ids, n_tokens * top_k * sizeof(int32_t))
+    cdef int32_t *to_offsets = <int32_t *>contiguous(offsets, (n_experts + 1) * sizeof(int32_t))
+    cdef int32_t *to_order = <int32_t *>contiguous(order, top_k * sizeof(int32_t))
+    cdef clb_samples samples = samples_into(ns, 1)
+    dispatch(ids, n_experts)  # refuses an id out of range
+    with nogil:
+        clb_time_dispatch(slots, n_tokens, top_k, n_experts, to_offsets, to_order, &samples)
+
+
+def time_expert(ExpertKernel kernel not None, ExpertSet experts not None, slots, hidden, y, int n_calls, ns, /):
+    """Add the expert that int32 slots ``(T,)``, T from 0, all name to float32 y ``(T, hidden)``, n_calls a sample.
+
+    With no slots it is expert 0, entered and left.
+    """
+    cdef Py_ssize_t n = len(slots), n_floats = n * kernel.shape.hidden_size
+    cdef size_t n_activations = n * clb_activation_stride(&kernel.shape)
+    cdef int expert = slots[0] if n else 0
+    cdef clb_samples samples = samples_into(ns, n_calls)
+    cdef clb_experts_job job
+    cdef Memory scratch = new_floats(n_activations + clb_unpacked_floats(&kernel.shape))
+    offsets, order = dispatch(slots, <int>len(experts.experts))
+    job.shape, job.top_k, job.experts = &kernel.shape, 1, <const clb_expert *>experts.pointers.data
+    job.offsets, job.order = <const int32_t *>data_of(offsets), <const int32_t *>data_of(order)
+    weights = np.ones(n, np.float32)
+    job.slot_weights = <const float *>data_of(weights)
+    job.x, job.x_stride = <const float *>contiguous(hidden, n_floats * sizeof(float)), kernel.shape.hidden_size
+    job.y, job.y_stride = <float *>contiguous(y, n_floats * sizeof(float)), kernel.shape.hidden_size
+    job.activations, job.unpacked = <float *>scratch.data, <float *>scratch.data + n_activations
+    with nogil:
+        clb_time_expert(kernels, &job, expert, &samples)
+
+
+def metered(call, /):
+    """Make a call: (its result, ns in linear_f32, calls of it, ns in transpose_f32, calls of it).
+
+    The times are the calling thread's and hold a clock read a call. Calls of other threads meanwhile are metered too,
+    to no effect but the time that the clock takes.
+    """
+    global kernels
+    cdef const clb_kernels *before = kernels
+    cdef clb_meter meter
+    kernels = clb_meter_start(kernels)
+    try:
+        result = call()
+    finally:
+        kernels = before
+    meter = clb_meter_read()
+    return result, meter.linear_ns, meter.linear_calls, meter.transpose_ns, meter.transpose_calls
+
+
+def peak_gflops(int threads, /):
+    """Fused multiply-adds in registers, by the instruction set in use, in 10^9 operations a second."""
+    cdef double rate
+    clb_pool_reserve(threads)
+    with nogil:
+        rate = clb_peak_gflops(kernels, threads)
+    return rate
+
+
+def read_bandwidth(size_t n_bytes, int threads, int n_tries, /):
+    """Read n_bytes of memory by several loops; the best rate, in 10^9 bytes a second."""
+    cdef Memory memory = Memory()
+    cdef double rate
+    memory.reserve(n_bytes)
+    clb_pool_reserve(threads)
+    with nogil:
+        rate = clb_read_bandwidth(memory.data, n_bytes, threads, n_tries)
+    return rate
+
+
+def addresses(holder, /):
+    """Where the core's memory for one of its objects begins, and that of its idle workspaces; None: the table."""
+    cdef list found = []
+    cdef Memory memory
+    if holder is None:
+        return [<size_t>clb_builtin_router.table]
+    if isinstance(holder, Gate):
+        found = [(<Gate>holder).memory] + (<Gate>holder).workspaces.idle
+    elif isinstance(holder, ExpertKernel):
+        found = (<ExpertKernel>holder).workspaces.idle
+    elif isinstance(holder, Expert):
+        found = [(<Expert>holder).owner]
+    elif isinstance(holder, Mixer):
+        found = [(<Mixer>holder).memory]
+    elif isinstance(holder, Head):
+        found = [(<Head>holder).memory]
+    result = []
+    for memory in found:
+        result.append(<size_t>memory.data)
+    return result
+
+
+def sanitized():
+    """Whether this build watches its own memory accesses (the address sanitizer)."""
+    return clb_sanitized() != 0

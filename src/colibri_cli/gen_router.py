@@ -192,7 +192,7 @@ def _chosen(tensors: list[Tensor], key: str | None, hidden_size: int | None, tra
         for tensor in tensors:
             if tensor.name == key:
                 return tensor
-        raise InvalidInput(expected=f"a tensor named {shown(key)}", got="none", at=at, hint=_listed(tensors))
+        raise InvalidInput(expected=f"a tensor named {shown(key)!r}", got="none", at=at, hint=_listed(tensors))
     if len(tensors) == 1:
         return tensors[0]
     gates = [tensor for tensor in tensors if _can_be_gate(tensor, hidden_size, transposed)]

@@ -1,4 +1,4 @@
-"""Results to terminal tables, plain columns and JSON: computed once, rendered twice.
+"""How results leave: standard output or a file, terminal tables and plain columns, JSON, progress.
 
 Tables are aligned columns, plain in a pipe and styled on a terminal unless ``NO_COLOR`` is set. JSON has one member a
 line and one row a line, keys in a fixed order, and each float32 as the shortest decimal that gives it back.
@@ -7,10 +7,8 @@ line and one row a line, keys in a fixed order, and each float32 as the shortest
 from __future__ import annotations
 
 import errno
-import io
 import json
 import logging
-import math
 import os
 import sys
 import time
@@ -28,14 +26,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from colibri_cli.model import Inference
-    from colibri_cli.tokenizer import Word
-    from colibri_cli.words import WordAnswer
-
 _PATIENCE = 0.5  # seconds before a progress bar appears
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _WIDEST = 40  # columns; a longer cell pushes its own row only
-_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_red", "bright_cyan", "bright_green")
 
 
 # Output
@@ -239,238 +232,3 @@ def _painter(*, terminal: bool) -> Callable[[str, str], str]:
     if Console().color_system is None:
         return lambda text, _: text
     return lambda text, style: Style.parse(style).render(text)
-
-
-# colibri tokenize
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Token ids and their pieces, one for each id."""
-
-    ids: list[int]
-    pieces: list[str]
-
-
-def tokens_json(tokens: Tokens) -> bytes:
-    """Render tokenized text."""
-    return json_document({**_tokenize_head([tokens]), "ids": tokens.ids, "pieces": tokens.pieces})
-
-
-def tokens_text(tokens: Tokens, *, terminal: bool) -> str:
-    """Show one piece a row with its id."""
-    rows = [[str(i), piece] for i, piece in zip(tokens.ids, tokens.pieces, strict=True)]
-    return table(_TOKEN_COLUMNS, rows, terminal=terminal)
-
-
-def lines_json(lines: Sequence[Tokens]) -> bytes:
-    """Render text tokenized line by line; a line without tokens is kept."""
-    objects = (
-        {"line": number, "ids": tokens.ids, "pieces": tokens.pieces} for number, tokens in enumerate(lines, start=1)
-    )
-    return json_document({**_tokenize_head(lines), "lines": objects})
-
-
-def lines_text(lines: Sequence[Tokens], *, terminal: bool) -> str:
-    """Show one piece a row with its line and id."""
-    rows = [
-        [str(number), str(i), piece]
-        for number, tokens in enumerate(lines, start=1)
-        for i, piece in zip(tokens.ids, tokens.pieces, strict=True)
-    ]
-    return table([Column("line", number=True), *_TOKEN_COLUMNS], rows, terminal=terminal)
-
-
-def decoded_json(ids: list[int], text: str) -> bytes:
-    """Render ids turned back into text."""
-    return json_document({"schema": "colibri.tokenize/1", "n_tokens": len(ids), "ids": ids, "text": text})
-
-
-def _tokenize_head(lines: Sequence[Tokens]) -> dict[str, object]:
-    return {"schema": "colibri.tokenize/1", "n_tokens": sum(len(tokens.ids) for tokens in lines)}
-
-
-_TOKEN_COLUMNS = (Column("id", number=True, style="dim"), Column("piece", style="bold"))
-
-
-# colibri infer
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What `colibri infer` found, ready for every format.
-
-    Attributes
-    ----------
-    task : str
-    classes : tuple of str
-    inference : Inference
-    words : list of Word
-        They cover every token in order.
-    pieces : list of str
-        One for each token.
-    """
-
-    task: str
-    classes: tuple[str, ...]
-    inference: Inference
-    words: list[Word]
-    pieces: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """How long each of several equal runs took.
-
-    Attributes
-    ----------
-    milliseconds : list of float
-    """
-
-    milliseconds: list[float]
-
-    def percentile(self, percent: float) -> float:
-        """Give the nearest-rank percentile, a time that was measured."""
-        ranked = sorted(self.milliseconds)
-        return ranked[max(math.ceil(percent / 100 * len(ranked)), 1) - 1]
-
-
-def infer_text(answer: Answer, latency: Latency | None, *, by_piece: bool, terminal: bool) -> str:
-    """Show a row a word (or piece), each expert's load, the whole input's classes and the latency."""
-    columns = [
-        Column("piece" if by_piece else "word", style="bold"),
-        Column("experts", style="dim"),
-        Column("class", style=_colours(answer.classes)),
-        Column("probability", number=True),
-    ]
-    top_k = answer.inference.routing.expert_ids.shape[1]
-    rows = [
-        [
-            found.word.text,
-            _experts_cell(found.experts, top_k),
-            answer.classes[found.label],
-            f"{found.probabilities[found.label]:.3f}",
-        ]
-        for found in _answers(answer, by_piece=by_piece)
-    ]
-    parts = [
-        table(columns, rows, terminal=terminal),
-        load_table(answer.inference.routing.load.tolist(), terminal=terminal),
-        _prediction_table(answer, terminal=terminal),
-    ]
-    if latency is not None:
-        columns = [Column(header, number=True) for header in ("runs", "P50 ms", "P99 ms")]
-        times = [f"{latency.percentile(percent):.3f}" for percent in (50, 99)]
-        parts.append(table(columns, [[str(len(latency.milliseconds)), *times]], terminal=terminal))
-    return "\n".join(parts)
-
-
-def load_table(load: Sequence[int], *, terminal: bool) -> str:
-    """Show the tokens each expert got, as a bar beside the numbers."""
-    columns = [
-        Column("expert", number=True),
-        Column("tokens", number=True),
-        Column("share", number=True),
-        Column("load", style="cyan"),
-    ]
-    total, most = max(sum(load), 1), max(*load, 1)
-    body = [
-        [str(expert), str(tokens), f"{tokens / total:.3f}", bar(tokens / most, 40)]
-        for expert, tokens in enumerate(load)
-    ]
-    return table(columns, body, terminal=terminal)
-
-
-def _experts_cell(experts: Sequence[tuple[int, np.float32]], top_k: int) -> str:
-    shown = " ".join(f"{expert}:{weight:.2f}" for expert, weight in experts[:top_k])
-    return f"{shown} +{len(experts) - top_k}" if len(experts) > top_k else shown
-
-
-def _prediction_table(answer: Answer, *, terminal: bool) -> str:
-    columns = [
-        Column("class", style=_colours(answer.classes)),
-        Column("probability", number=True),
-        Column("whole input", style="cyan"),
-    ]
-    shares = answer.inference.predict().tolist()
-    body = [[name, f"{share:.3f}", bar(share, 40)] for name, share in zip(answer.classes, shares, strict=True)]
-    return table(columns, body, terminal=terminal)
-
-
-def _colours(classes: Sequence[str]) -> dict[str, str]:
-    return {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(classes)}
-
-
-def infer_json(answer: Answer, run: Mapping[str, object], latency: Latency | None) -> bytes:
-    """Render everything: words, pieces, load and prediction; ``run`` tells how and how fast."""
-    inference = answer.inference
-    pooled = inference.predict()
-    label = int(pooled.argmax())
-    shares = floats(pooled)
-    if latency is not None:
-        times = {f"p{percent}_ms": round(latency.percentile(percent), 6) for percent in (50, 99)}
-        run = {**run, "latency": {"runs": len(latency.milliseconds), **times}}
-    return json_document(
-        {
-            "schema": "colibri.infer/1",
-            "task": answer.task,
-            "classes": list(answer.classes),
-            "n_tokens": len(answer.pieces),
-            "n_words": len(answer.words),
-            "prediction": {
-                "class": answer.classes[label],
-                "probability": shares[label],
-                "probabilities": shares,
-            },
-            "load": inference.routing.load.tolist(),
-            "words": _objects(answer, by_piece=False),
-            "pieces": _objects(answer, by_piece=True),
-            "run": run,
-        }
-    )
-
-
-def infer_jsonl(answer: Answer, *, by_piece: bool) -> bytes:
-    """Render one JSON object a word (or piece)."""
-    entries = _objects(answer, by_piece=by_piece)
-    return json_lines({"schema": "colibri.infer/1", **entry} for entry in entries)
-
-
-def infer_npy(inference: Inference) -> bytes:
-    """Give the probabilities, float32 ``(n_tokens, n_classes)``, as the bytes of an ``.npy`` file."""
-    import numpy as np
-
-    buffer = io.BytesIO()
-    np.save(buffer, inference.probabilities, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _objects(answer: Answer, *, by_piece: bool) -> Iterator[dict[str, object]]:
-    for found in _answers(answer, by_piece=by_piece):
-        word = found.word
-        if by_piece:
-            name: dict[str, object] = {"piece": word.text, "id": int(answer.inference.ids[word.start])}
-        else:
-            name = {"word": word.text, "start": word.start, "stop": word.stop}
-        yield {**name, **_answer_object(answer, found)}
-
-
-def _answers(answer: Answer, *, by_piece: bool) -> Iterator[WordAnswer]:
-    from colibri_cli.tokenizer import Word
-    from colibri_cli.words import word_answers
-
-    pieces = [Word(piece, i, i + 1) for i, piece in enumerate(answer.pieces)] if by_piece else []
-    return word_answers(answer.inference, pieces or answer.words)
-
-
-def _answer_object(answer: Answer, found: WordAnswer) -> dict[str, object]:
-    shares = floats(found.probabilities)
-    weights = floats(weight for _, weight in found.experts)
-    return {
-        "class": answer.classes[found.label],
-        "probability": shares[found.label],
-        "probabilities": shares,
-        "experts": [
-            {"id": expert, "weight": weight} for (expert, _), weight in zip(found.experts, weights, strict=True)
-        ],
-    }

@@ -100,7 +100,10 @@ def test_a_hostile_name_is_printed_on_one_line():
         (b"\x80\x02.", "a pop from an empty stack"),
         (b"\xff.", "at position 0, opcode b'\\xff' unknown"),
         (b"\x80\x02X\xff\xff\xff\xffab.", "expected 4294967295 bytes in a unicodestring4, but only 3 remain"),
-        (b"\x80\x02X\x02\x00\x00\x00\xff\xff.", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        (
+            b"\x80\x02X\x02\x00\x00\x00\xff\xff.",
+            "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        ),
         (b"\x8e\xff\xff\xff\xff\xff\xff\xff\xff.", "bytes8 byte count > sys.maxsize: 18446744073709551615"),
         (b"\x8b\xff\xff\xff\x7fa.", "not enough data in stream to read long4"),
         (b"\x8b\x20\x00\x00\x00" + b"\x7f" * 32 + b".", "a huge integer"),

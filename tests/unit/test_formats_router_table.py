@@ -169,7 +169,7 @@ def test_c_source_gives_the_same_bits_64_byte_aligned(tmp_path):
 @needs_cc
 def test_c_header_gives_the_same_bits_and_may_be_included_twice(tmp_path):
     (tmp_path / "edges.h").write_bytes(router_table.to_header(EDGES, "edges"))
-    sizes = "_Static_assert(edges_n_experts == 2 && edges_hidden_size == 4 && edges_width == 16, \"sizes\");"
+    sizes = '_Static_assert(edges_n_experts == 2 && edges_hidden_size == 4 && edges_width == 16, "sizes");'
     declaration = f'#include "edges.h"\n#include "edges.h"\n{sizes}'
     (tmp_path / "main.c").write_text(PRINT_TABLE.format(declaration=declaration), encoding="ascii")
     run(CC, *STRICT, "main.c", "-o", "main", cwd=tmp_path)

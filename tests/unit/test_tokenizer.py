@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +148,7 @@ def test_a_file_that_is_no_model_is_refused_quietly(
     data = {"empty": b"", "cut short": whole[:-10], "garbage": b"no model", "zeros": bytes(100)}[damage]
     path = tmp_path / "bad.model"
     path.write_bytes(data)
-    with pytest.raises(InvalidInput, match="Expected a sentencepiece model, got .* - at .*bad.model"):
+    with pytest.raises(InvalidInput, match=r"Expected a sentencepiece model, got .* - at .*bad\.model"):
         Tokenizer(path)
     assert capfd.readouterr().err == ""
 

@@ -88,7 +88,8 @@ def _discard(code: int) -> int:
 def _complain(message: str) -> None:
     from colibri_cli.report import printable
 
-    colour = "red" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else None
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    colour = "red" if terminal and not os.environ.get("NO_COLOR") else None
     first, *others = message.splitlines()
     typer.secho(printable(first), err=True, fg=colour, bold=colour is not None)
     for line in others:

@@ -17,7 +17,9 @@ class ReportFormat(StrEnum):
 def gen_router(
     source: Annotated[
         Path,
-        typer.Argument(help="Trained weights: .pt, .pth, .safetensors, .npy, .npz, raw float32 .bin."),
+        typer.Argument(
+            metavar="SOURCE", help="Trained weights: .pt, .pth, .safetensors, .npy, .npz, raw float32 .bin."
+        ),
     ],
     output: Annotated[
         Path, typer.Option(metavar="FILE", help="Ends in .c, .h, .bin or .npy, which is what it becomes.")

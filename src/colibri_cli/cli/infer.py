@@ -109,7 +109,7 @@ def infer(
     if pin_cpus is not None:
         pin(pin_cpus)
 
-    from colibri_cli import isa, report
+    from colibri_cli import infer_report, isa, report
     from colibri_cli.formats.tokens import read_tokens
     from colibri_cli.model import Model
 
@@ -126,7 +126,7 @@ def infer(
         )
         if preload:
             opened.experts.preload()
-        if chosen is not InferFormat.NPY:
+        if text is not None or chosen is not InferFormat.NPY:
             tokenizer = opened.tokenizer
     if opened.config.task != task:
         raise UsageError(expected=f"a model for {task}", got=opened.config.task, at=str(opened.path))
@@ -134,7 +134,7 @@ def infer(
         opened.config = replace(opened.config, balance=replace(opened.config.balance, enabled=balance))
     if ids is None:
         with _timed(seconds, "tokenize"):
-            ids = opened.tokenizer.encode(text or "")
+            ids = tokenizer.encode(text or "")
     inference, milliseconds = _run(opened, ids, repeat)
     run = {
         "model": str(opened.path),
@@ -147,17 +147,17 @@ def infer(
     _log_run(run)
 
     if chosen is InferFormat.NPY:
-        report.emit(report.infer_npy(inference), output)
+        report.emit(infer_report.infer_npy(inference), output)
         return
-    latency = report.Latency(milliseconds) if repeat > 1 else None
-    answer = report.Answer(task.value, opened.classes, inference, tokenizer.words(ids), tokenizer.pieces(ids))
+    latency = infer_report.Latency(milliseconds) if repeat > 1 else None
+    answer = infer_report.Answer(task.value, opened.classes, inference, tokenizer.words(ids), tokenizer.pieces(ids))
     if chosen is InferFormat.JSON:
-        report.emit(report.infer_json(answer, run, latency), output)
+        report.emit(infer_report.infer_json(answer, run, latency), output)
     elif chosen is InferFormat.JSONL:
-        report.emit(report.infer_jsonl(answer, by_piece=by is Unit.PIECE), output)
+        report.emit(infer_report.infer_jsonl(answer, by_piece=by is Unit.PIECE), output)
     else:
         terminal = report.on_terminal(output)
-        report.emit(report.infer_text(answer, latency, by_piece=by is Unit.PIECE, terminal=terminal), output)
+        report.emit(infer_report.infer_text(answer, latency, by_piece=by is Unit.PIECE, terminal=terminal), output)
 
 
 def _run(model: "Model", ids: "NDArray[np.int32]", repeat: int) -> "tuple[Inference, list[float]]":

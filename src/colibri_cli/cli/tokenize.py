@@ -80,34 +80,43 @@ def _open(path: Path | None) -> "Tokenizer":
 
 
 def _encoded(source: str, tokenizer: "Tokenizer", chosen: TokenFormat, *, terminal: bool) -> str | bytes:
-    from colibri_cli import report
+    from colibri_cli import tokenize_report
     from colibri_cli.formats.inputs import read_text
     from colibri_cli.formats.tokens import tokens_to_bytes
 
     ids = tokenizer.encode(read_text(source))
     if chosen is TokenFormat.BIN:
         return tokens_to_bytes(ids)
-    tokens = report.Tokens(ids.tolist(), tokenizer.pieces(ids))
-    return report.tokens_json(tokens) if chosen is TokenFormat.JSON else report.tokens_text(tokens, terminal=terminal)
+    tokens = tokenize_report.Tokens(ids.tolist(), tokenizer.pieces(ids))
+    return (
+        tokenize_report.tokens_json(tokens)
+        if chosen is TokenFormat.JSON
+        else tokenize_report.tokens_text(tokens, terminal=terminal)
+    )
 
 
 def _lines(source: str, tokenizer: "Tokenizer", chosen: TokenFormat, *, terminal: bool) -> str | bytes:
-    from colibri_cli import report
+    from colibri_cli import tokenize_report
     from colibri_cli.formats.inputs import read_text, split_lines
 
     encoded = [tokenizer.encode(line) for line in split_lines(read_text(source))]
-    lines = [report.Tokens(ids.tolist(), tokenizer.pieces(ids)) for ids in encoded]
-    return report.lines_json(lines) if chosen is TokenFormat.JSON else report.lines_text(lines, terminal=terminal)
+    lines = [tokenize_report.Tokens(ids.tolist(), tokenizer.pieces(ids)) for ids in encoded]
+    return (
+        tokenize_report.lines_json(lines)
+        if chosen is TokenFormat.JSON
+        else tokenize_report.lines_text(lines, terminal=terminal)
+    )
 
 
 def _decoded(source: str, tokenizer: "Tokenizer", chosen: TokenFormat, *, terminal: bool) -> str | bytes:
-    from colibri_cli import report
+    from colibri_cli import tokenize_report
     from colibri_cli.formats.tokens import read_tokens
+    from colibri_cli.report import printable
 
     ids = read_tokens(source)
     text = tokenizer.decode(ids)
     if chosen is TokenFormat.JSON:
-        return report.decoded_json(ids.tolist(), text)
+        return tokenize_report.decoded_json(ids.tolist(), text)
     if terminal:
-        text = "\n".join(map(report.printable, text.split("\n")))
+        text = "\n".join(map(printable, text.split("\n")))
     return f"{text}\n"

@@ -68,14 +68,14 @@ class CheckedFile:
         UsageError
             The operating system refuses.
         """
+        expected = f"{size} bytes at offset {offset}"
+        if offset < 0 or not 0 <= size <= self.size - offset:
+            raise InvalidInput(expected=expected, got=f"a file of {self.size} bytes", at=self.name)
         try:
-            if offset >= 0 and 0 <= size <= self.size - offset:
-                self.stream.seek(offset)
-                data = self.stream.read(size)
-                if len(data) == size:
-                    return data
+            self.stream.seek(offset)
+            data = self.stream.read(size)
         except OSError as error:
             raise unreadable(self.name, error) from error
-        raise InvalidInput(
-            expected=f"{size} bytes at offset {offset}", got=f"a file of {self.size} bytes", at=self.name
-        )
+        if len(data) != size:
+            raise InvalidInput(expected=expected, got="a shorter file than it was when opened", at=self.name)
+        return data

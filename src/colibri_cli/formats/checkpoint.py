@@ -71,7 +71,9 @@ def _tensors(file: CheckedFile, ending: str, hidden_size: int | None, transposed
         return [_raw(file, hidden_size, transposed)]
     if ending in ENDINGS:
         raise InvalidInput(expected=f"a {ending} file", got=f"one that begins {head[:6].hex(' ')}", at=file.name)
-    raise UsageError(expected=f"a file ending in {', '.join(ENDINGS)}", got=ending or "no ending", at=file.name)
+    raise UsageError(
+        expected=f"a file ending in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}", got=ending or "no ending", at=file.name
+    )
 
 
 def _raw(file: CheckedFile, hidden_size: int | None, transposed: bool) -> Tensor:

@@ -87,6 +87,10 @@ typedef struct {
    * that is not finite and returns its index, else returns -1. ldl as in softmax_f32. */
   ptrdiff_t (*gate_f32)(const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, int n_tokens, int32_t *ids,
                         float *weights);
+
+  /* n_rounds of independent chains x = x sink[0] + sink[1] in registers, written to sink (CLB_PANEL floats) at the end.
+   * Returns the floating-point operations of a round. */
+  int (*peak_f32)(int n_rounds, float *sink);
 } clb_kernels;
 
 /* isa.c */
@@ -214,5 +218,36 @@ typedef struct {
 } clb_head_job;
 /* Returns the first token whose logits are not finite, or -1. */
 ptrdiff_t clb_head(const clb_kernels *k, const clb_head_job *job, int n_threads);
+
+/* timing.c: sample i is the time of n_calls calls one after the other, and of one clock read. */
+typedef struct {
+  double *ns; /* [n_samples] */
+  int n_samples, n_calls;
+} clb_samples;
+void clb_time_clock(double *ns, int n_samples); /* clock reads alone */
+/* Each call routes the next n_tokens of the batch, which has at least as many. */
+void clb_time_route(const clb_kernels *k, const clb_route_job *batch, int n_tokens, const clb_samples *s);
+/* logits and out are [n_tokens][n_columns]. */
+void clb_time_softmax(const clb_kernels *k, clb_exp_kind gating, const float *logits, int n_columns, int n_tokens,
+                      float *out, const clb_samples *s);
+/* Each call sorts the slots of one token, the next of n_tokens. */
+void clb_time_dispatch(const int32_t *ids, int n_tokens, int top_k, int n_experts, int32_t *offsets, int32_t *order,
+                       const clb_samples *s);
+void clb_time_expert(const clb_kernels *k, const clb_experts_job *job, int expert, const clb_samples *s);
+
+/* How long the calling thread was inside linear_f32 and transpose_f32, a clock read a call included. */
+typedef struct {
+  int64_t linear_ns, linear_calls, transpose_ns, transpose_calls;
+} clb_meter;
+/* Returns k's kernels with a meter, set to 0, around those two; the table is good until the next start. */
+const clb_kernels *clb_meter_start(const clb_kernels *k);
+clb_meter clb_meter_read(void);
+
+int clb_sanitized(void); /* whether this build has the address sanitizer */
+
+/* What this machine can do: fused multiply-adds by peak_f32 on n_threads at once, and bytes read per ns from memory,
+ * the best of several loops, each tried n_tries times; n_bytes, at least a page a thread, are overwritten. */
+double clb_peak_gflops(const clb_kernels *k, int n_threads);
+double clb_read_bandwidth(char *memory, size_t n_bytes, int n_threads, int n_tries);
 
 #endif

@@ -11,6 +11,7 @@
 #include "activation.h"
 #include "gate.h"
 #include "linear.h"
+#include "peak.h"
 
 #define CLB_STRING_(x) #x
 #define CLB_STRING(x) CLB_STRING_(x)
@@ -18,5 +19,5 @@
 #define CLB_JOIN(a, b) CLB_JOIN_(a, b)
 
 const clb_kernels CLB_JOIN(clb_kernels_, CLB_ISA) = {
-    CLB_STRING(CLB_ISA), linear_f32, transpose_f32, activate_f32, accumulate_f32, softmax_f32, gate_f32,
+    CLB_STRING(CLB_ISA), linear_f32, transpose_f32, activate_f32, accumulate_f32, softmax_f32, gate_f32, peak_f32,
 };

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -72,6 +72,7 @@ class ExpertSet:
     def __init__(self, experts: Iterable[Any]) -> None: ...
     def __len__(self) -> int: ...
     def __getitem__(self, i: int) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
 
 class ExpertKernel:
     def __init__(

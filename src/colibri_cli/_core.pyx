@@ -1,4 +1,4 @@
-# cython: language_level=3, embedsignature=True, freethreading_compatible=False
+# cython: language_level=3, embedsignature=True, auto_pickle=False
 """The compiled core: declare, check, call without the GIL, return.
 
 Everything here takes buffers and gives NumPy arrays. Checks come first, so that a refused call has written nothing;
@@ -20,7 +20,6 @@ from cpython.buffer cimport (
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
-from cpython.bytes cimport PyBytes_AS_STRING
 from libc.math cimport INFINITY
 from libc.string cimport memcpy, memset
 
@@ -532,6 +531,9 @@ cdef class ExpertSet:
 
     def __getitem__(self, i):
         return self.experts[i]
+
+    def __iter__(self):
+        return iter(self.experts)
 
 
 cdef class ExpertKernel:

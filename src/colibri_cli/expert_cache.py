@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from colibri_cli._core import Expert
 from colibri_cli.errors import ColibriError, InvalidInput
 from colibri_cli.formats.experts import ExpertShape, check_size
 from colibri_cli.formats.files import unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from colibri_cli._core import Expert
 
 
 class ExpertFile:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,9 @@ from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.expert_cache import ExpertCache, ExpertFile
 from colibri_cli.formats.experts import ExpertShape, read_expert
 from colibri_cli.topology import check_threads
+
+if TYPE_CHECKING:
+    import os
 
 LOADINGS = ("mmap", "static", "on-demand")
 
@@ -323,9 +325,7 @@ class Experts:
         with self._writer:
             entries = list(self._set)
             if not 0 <= i < len(entries) or entries[i] is None:
-                raise InvalidInput(
-                    expected=f"the id of an expert in 0..{len(entries) - 1}", got=str(i), at="expert id"
-                )
+                raise InvalidInput(expected=f"the id of an expert in 0..{len(entries) - 1}", got=str(i), at="expert id")
             before, entries[i] = entries[i], expert
             self._set = _core.ExpertSet(entries)
         if self._cache is not None:

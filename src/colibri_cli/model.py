@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def builtin_bundle() -> Path:
-    """The folder of the bundle that is installed with the package."""
+    """Return the folder of the bundle that is installed with the package."""
     return Path(__file__).parent / "models"
 
 
@@ -61,7 +61,8 @@ class Inference:
             n_classes = self.probabilities.shape[1]
             return np.full(n_classes, 1 / n_classes, np.float32)
         mean = self.probabilities.mean(axis=0, dtype=np.float64)
-        return (mean / mean.sum()).astype(np.float32)
+        pooled: npt.NDArray[np.float32] = (mean / mean.sum()).astype(np.float32)
+        return pooled
 
 
 class Model:
@@ -75,9 +76,7 @@ class Model:
     layer : MoELayer
     """
 
-    def __init__(
-        self, path: Path, config: ModelConfig, mixer: _core.Mixer, layer: MoELayer, head: _core.Head
-    ) -> None:
+    def __init__(self, path: Path, config: ModelConfig, mixer: _core.Mixer, layer: MoELayer, head: _core.Head) -> None:
         self.path = path
         self.config = config
         self.layer = layer
@@ -137,9 +136,7 @@ class Model:
             matrices = np.eye(hidden, dtype=np.float32)[np.newaxis]
         head = _floats(bundle / "head.bin", (n_classes * (hidden + 1),))
         weight, bias = head[:-n_classes].reshape(n_classes, hidden), head[-n_classes:]
-        return cls(
-            bundle, config, _core.Mixer(embedding, matrices, width), layer, _core.Head(weight, bias, width)
-        )
+        return cls(bundle, config, _core.Mixer(embedding, matrices, width), layer, _core.Head(weight, bias, width))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -217,9 +214,7 @@ def _open_experts(
     if experts_dir is not None:
         names = [Path(name).name for name in names]
         if not Path(experts_dir).is_dir():
-            raise UsageError(
-                expected="a folder of expert files", got="no such folder", at=os.fspath(experts_dir)
-            )
+            raise UsageError(expected="a folder of expert files", got="no such folder", at=os.fspath(experts_dir))
     return Experts.open(
         bundle if experts_dir is None else experts_dir,
         loading,
@@ -231,15 +226,11 @@ def _open_experts(
     )
 
 
-def _open_router(
-    bundle: Path, config: ModelConfig, gating: str | None, threads: int, *, builtin: bool
-) -> Router:
+def _open_router(bundle: Path, config: ModelConfig, gating: str | None, threads: int, *, builtin: bool) -> Router:
     rule = config.router
     gating = rule.gating if gating is None else gating
     if builtin:
-        return Router.builtin(
-            config.n_experts, kind=rule.kind, top_k=config.top_k, gating=gating, threads=threads
-        )
+        return Router.builtin(config.n_experts, kind=rule.kind, top_k=config.top_k, gating=gating, threads=threads)
     weight = _floats(bundle / "router_weights.bin", (config.n_experts, config.hidden_size))
     return Router.from_array(weight, kind=rule.kind, top_k=config.top_k, gating=gating, threads=threads)
 
@@ -251,9 +242,7 @@ def _floats(path: Path, shape: tuple[int, ...], *, mapped: bool = False) -> npt.
         with path.open("rb") as file:
             found = os.fstat(file.fileno()).st_size
             if found != n_bytes:
-                raise InvalidInput(
-                    expected=f"{n_bytes} bytes (float32 {shape})", got=f"{found} bytes", at=str(path)
-                )
+                raise InvalidInput(expected=f"{n_bytes} bytes (float32 {shape})", got=f"{found} bytes", at=str(path))
             data = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ) if mapped else file.read()
     except OSError as error:
         raise unreadable(path, error) from error

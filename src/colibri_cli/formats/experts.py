@@ -49,9 +49,7 @@ class ExpertShape:
         return w1.reshape(n_up, hidden), b1, w2.reshape(hidden, inter), b2
 
 
-def read_expert(
-    path: str | os.PathLike[str], shape: ExpertShape, *, mapped: bool = False
-) -> npt.NDArray[np.float32]:
+def read_expert(path: str | os.PathLike[str], shape: ExpertShape, *, mapped: bool = False) -> npt.NDArray[np.float32]:
     """Read, or map as shared read-only pages, the floats of one raw file.
 
     Raises

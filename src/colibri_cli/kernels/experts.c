@@ -9,6 +9,7 @@
 
 enum {
   WORK_PER_TASK = 1 << 18, /* multiply-adds: about 5 us, against about 1 us to hand a task over */
+  ALONE = 1 << 21,         /* multiply-adds that one thread finishes before another could be of much help */
   TASKS_PER_THREAD = 8     /* enough to even out threads that are not equally fast */
 };
 
@@ -170,7 +171,7 @@ void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin
   int n_slots = job->offsets[end] - job->offsets[begin];
   int64_t up_work = (int64_t)n_slots * n_up * CLB_PANEL * shape->hidden_size;
   int64_t down_work = (int64_t)n_slots * n_down * CLB_PANEL * shape->intermediate_size;
-  if (n_threads <= 1 || up_work + down_work < 2 * WORK_PER_TASK) {
+  if (n_threads <= 1 || up_work + down_work < ALONE) {
     for (int e = begin; e < end; e++)
       if (job->offsets[e + 1] > job->offsets[e]) {
         project_up(k, job, e, 0, n_up, job->activations, job->unpacked);

@@ -10,7 +10,7 @@ SOURCES := $(shell find src models scripts meson.build meson.options pyproject.t
 run: $(VENV)/wheel
 	$(BIN)/colibri infer --text "Colibri sends every word to two of eight experts."
 
-test: lint $(VENV)/wheel
+test: lint
 	$(BIN)/python scripts/check_wheel.py $(VENV)/dist
 	$(BIN)/python -m mypy.stubtest colibri_cli._core --mypy-config-file pyproject.toml
 	$(BIN)/python -m pytest
@@ -30,7 +30,7 @@ release: $(VENV)/tools
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps dist/colibri_cli-*.whl
 	touch $(VENV)/wheel
 
-lint: $(VENV)/tools
+lint: $(VENV)/wheel
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+export PATH := $(abspath $(BIN)):$(PATH)
 SOURCES := $(shell find src models scripts meson.build meson.options pyproject.toml -type f -not -path '*/__pycache__/*')
 
 .PHONY: run test bench debug release lint clean

@@ -40,7 +40,7 @@ def test_every_bit_at_sizes_around_the_lanes(sizes, gated, bias):
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("sizes", [(1, 1024, 300, 2, 2), (40, 300, 140, 2, 2)], ids=["decode", "prefill"])
+@pytest.mark.parametrize("sizes", [(1, 1024, 640, 2, 2), (40, 300, 140, 2, 2)], ids=["decode", "prefill"])
 def test_every_bit_when_threads_share_one_expert(sizes, gated):
     ffns, batch, expected = case(*sizes, gated, True, "relu2")
     for threads in (1, 2, 5):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +64,35 @@ def test_engines_of_different_width_share_the_pool(expected):
     assert good == [True] * (6 * 30)
 
 
+def helpers_ticks():
+    """CPU time of every thread but the main one, in clock ticks."""
+    ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        if int(task.name) != os.getpid():
+            user, system = (task / "stat").read_text().rpartition(")")[2].split()[11:13]
+            ticks += int(user) + int(system)
+    return ticks
+
+
+def test_helpers_do_their_share():
+    # As long as it takes: on a busy machine a helper may have to wait for its turn.
+    experts = Experts.from_arrays(**FFNS.arrays(), threads=2)
+    before, deadline = helpers_ticks(), time.monotonic() + 60
+    while helpers_ticks() < before + 5 and time.monotonic() < deadline:
+        for _ in range(10):
+            experts.run(*BATCH)
+    assert helpers_ticks() >= before + 5
+
+
+def test_a_width_of_one_uses_no_helper():
+    experts = Experts.from_arrays(**FFNS.arrays(), threads=1)
+    time.sleep(0.01)  # helpers of earlier tests fall asleep
+    before = helpers_ticks()
+    for _ in range(100):
+        experts.run(*BATCH)
+    assert helpers_ticks() <= before + 1
+
+
 FORK = """
 import os, sys, threading, warnings
 import numpy as np
@@ -87,7 +117,8 @@ def fork(depth):
     child = os.fork()
     if child == 0:
         ok = good() and (depth == 0 or fork(depth - 1)) and good()
-        os._exit(0 if ok else 3)
+        helped = len(os.listdir("/proc/self/task")) > 1  # the child has threads of its own
+        os._exit(0 if ok and helped else 3)
     return os.waitpid(child, 0)[1] == 0 and good()
 
 if sys.argv[1] == "idle":
@@ -109,7 +140,7 @@ sys.exit(0 if done else 1)
 
 @pytest.mark.parametrize("state", ["idle", "busy"])
 def test_a_forked_child_may_go_on(state):
-    paths = [os.path.dirname(os.path.dirname(__file__)), os.environ.get("PYTHONPATH", "")]  # noqa: PTH120 - to join
+    paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", FORK, state],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},

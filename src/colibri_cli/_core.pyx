@@ -1,4 +1,4 @@
-# cython: language_level=3, embedsignature=True, auto_pickle=False
+# cython: language_level=3, embedsignature=True, auto_pickle=False, autotestdict=False
 """The compiled core: declare, check, call without the GIL, return.
 
 Everything here takes buffers and gives NumPy arrays. Checks come first, so that a refused call has written nothing;
@@ -12,6 +12,7 @@ import numpy as np
 
 from colibri_cli.errors import InvalidInput, UsageError
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS,
     PyBUF_FORMAT,
@@ -69,6 +70,7 @@ if os.environ.get("COLIBRI_ISA"):
 
 # ---------------------------------------------------------------- memory
 
+@cython.final
 cdef class Memory:
     """Aligned memory that lives as long as somebody refers to it."""
 
@@ -98,8 +100,9 @@ cdef Memory new_floats(size_t n):
     return memory
 
 
-cdef class Workspaces:
-    """Workspaces that are not in use. Only touched with the GIL held, which is all the locking they need."""
+@cython.final
+cdef class _Workspaces:
+    """_Workspaces that are not in use. Only touched with the GIL held, which is all the locking they need."""
 
     cdef list idle
 
@@ -283,6 +286,7 @@ def builtin_router_table():
     return flat.reshape(clb_builtin_router.hidden_size, clb_builtin_router.width)
 
 
+@cython.final
 cdef class Balance:
     """The balancer's memory (SPEC 5.1): a ring over the last tokens and its sum, for each expert."""
 
@@ -323,6 +327,7 @@ cdef class Balance:
         self.state.position = position
 
 
+@cython.final
 cdef class Noise:
     """The state of xorshift128+ behind Gumbel noise."""
 
@@ -334,6 +339,7 @@ cdef class Noise:
         clb_seed(seed, self.state)
 
 
+@cython.final
 cdef class Gate:
     """A router's weights as a table ``[hidden_size, width]``, and its rule."""
 
@@ -342,7 +348,7 @@ cdef class Gate:
     cdef Memory memory
     cdef clb_gate_rule rule
     cdef readonly int hidden_size, width, threads
-    cdef Workspaces workspaces
+    cdef _Workspaces workspaces
 
     def __cinit__(self, weight, bias, int n_experts, int hidden_size, int top_k, int kind, int gating,
                   bint renormalize, int threads):
@@ -352,7 +358,7 @@ cdef class Gate:
         self.hidden_size, self.threads = hidden_size, threads
         self.width = (n_experts + CLB_PANEL - 1) // CLB_PANEL * CLB_PANEL
         self.rule = clb_gate_rule(n_experts, top_k, <clb_gate_kind>kind, <clb_exp_kind>gating, renormalize)
-        self.workspaces = Workspaces()
+        self.workspaces = _Workspaces()
         cdef size_t n_table = 0 if weight is None else <size_t>hidden_size * self.width
         self.memory = new_floats(n_table + self.width)
         cdef float *table = <float *>self.memory.data
@@ -491,6 +497,7 @@ ACTIVATIONS = {
 }
 
 
+@cython.final
 cdef class Expert:
     """One expert's weights where the kernels read them, and what keeps them there."""
 
@@ -499,6 +506,7 @@ cdef class Expert:
     cdef readonly size_t n_bytes
 
 
+@cython.final
 cdef class ExpertSet:
     """Experts by id, never changed: a call that holds one is not touched by a swap.
 
@@ -536,12 +544,13 @@ cdef class ExpertSet:
         return iter(self.experts)
 
 
+@cython.final
 cdef class ExpertKernel:
     """The shape that a layer's experts share, and the buffers of its calls."""
 
     cdef clb_experts_shape shape
     cdef readonly int threads, max_tokens
-    cdef Workspaces workspaces
+    cdef _Workspaces workspaces
 
     def __cinit__(self, int hidden_size, int intermediate_size, int activation, bint gated, bint panels,
                   float alpha=1.0, float beta=0.0, limit=None, int threads=1, int max_tokens=512):
@@ -551,7 +560,7 @@ cdef class ExpertKernel:
             <clb_activation>activation, gated, alpha, beta, INFINITY if limit is None else limit
         )
         self.threads, self.max_tokens = threads, max_tokens
-        self.workspaces = Workspaces()
+        self.workspaces = _Workspaces()
         clb_pool_reserve(threads)
 
     def pack(self, up, down, up_bias=None, down_bias=None, bint interleaved=False):
@@ -772,6 +781,7 @@ cdef class ExpertKernel:
 
 # ---------------------------------------------------------------- the ends of a model
 
+@cython.final
 cdef class Mixer:
     """Token ids to hidden states: each offset's matrix times the neighbour's embedding, one chain an output."""
 
@@ -819,6 +829,7 @@ cdef class Mixer:
         return x
 
 
+@cython.final
 cdef class Head:
     """Hidden states to class probabilities."""
 

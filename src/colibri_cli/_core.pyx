@@ -71,7 +71,7 @@ if os.environ.get("COLIBRI_ISA"):
 # ---------------------------------------------------------------- memory
 
 @cython.final
-cdef class Memory:
+cdef class _Memory:
     """Aligned memory that lives as long as somebody refers to it."""
 
     cdef char *data
@@ -93,8 +93,8 @@ cdef class Memory:
         return 0
 
 
-cdef Memory new_floats(size_t n):
-    cdef Memory memory = Memory()
+cdef _Memory new_floats(size_t n):
+    cdef _Memory memory = _Memory()
     memory.reserve(n * sizeof(float))
     memset(memory.data, 0, n * sizeof(float))
     return memory
@@ -109,10 +109,10 @@ cdef class _Workspaces:
     def __cinit__(self):
         self.idle = []
 
-    cdef Memory take(self):
-        return self.idle.pop() if self.idle else Memory()
+    cdef _Memory take(self):
+        return self.idle.pop() if self.idle else _Memory()
 
-    cdef void give_back(self, Memory workspace):
+    cdef void give_back(self, _Memory workspace):
         self.idle.append(workspace)
 
 
@@ -291,12 +291,12 @@ cdef class Balance:
     """The balancer's memory (SPEC 5.1): a ring over the last tokens and its sum, for each expert."""
 
     cdef clb_balancer state
-    cdef Memory memory
+    cdef _Memory memory
 
     def __cinit__(self, int n_experts, int window, double threshold, bint prefer_emptiest):
         cdef size_t n_sums = <size_t>n_experts * sizeof(int64_t)
         cdef size_t n_ring = <size_t>n_experts * window * sizeof(int32_t)
-        self.memory = Memory()
+        self.memory = _Memory()
         self.memory.reserve(n_sums + n_ring)
         memset(self.memory.data, 0, n_sums + n_ring)
         self.state = clb_balancer(
@@ -345,7 +345,7 @@ cdef class Gate:
 
     cdef const float *table
     cdef const float *bias
-    cdef Memory memory
+    cdef _Memory memory
     cdef clb_gate_rule rule
     cdef readonly int hidden_size, width, threads
     cdef _Workspaces workspaces
@@ -381,7 +381,7 @@ cdef class Gate:
         cdef Py_ssize_t bad, s, n_slots
         cdef int top_k = self.rule.top_k
         cdef clb_route_job job
-        cdef Memory workspace
+        cdef _Memory workspace
         cdef int64_t *load
         cdef size_t n_gathered = 0, n_logits = 0
         x.held = False
@@ -514,8 +514,8 @@ cdef class ExpertSet:
     """
 
     cdef tuple experts
-    cdef Memory pointers
-    cdef Memory present  # a byte an id
+    cdef _Memory pointers
+    cdef _Memory present  # a byte an id
 
     def __cinit__(self, experts):
         cdef Py_ssize_t i, n
@@ -523,7 +523,7 @@ cdef class ExpertSet:
         cdef clb_expert *to
         self.experts = tuple(experts)
         n = len(self.experts)
-        self.pointers, self.present = Memory(), Memory()
+        self.pointers, self.present = _Memory(), _Memory()
         self.pointers.reserve((n + 1) * sizeof(clb_expert))
         self.present.reserve(n + 1)
         to = <clb_expert *>self.pointers.data
@@ -574,7 +574,7 @@ cdef class ExpertKernel:
         cdef int halves = 2 if self.shape.rule.gated else 1, half
         cdef size_t up_panel = <size_t>hidden * CLB_PANEL, down_panel = <size_t>n * CLB_PANEL
         cdef size_t n_up = clb_up_panels(&self.shape) * up_panel, n_down = clb_down_panels(&self.shape) * down_panel
-        cdef Memory memory = Memory()
+        cdef _Memory memory = _Memory()
         cdef Expert expert = Expert()
         cdef Matrix u, d
         cdef float *to
@@ -634,7 +634,7 @@ cdef class ExpertKernel:
         ``loader.acquire(ids)`` gives their Expert objects and ``loader.release(ids)`` lets go.
         """
         cdef Matrix x, ids, weights, y
-        cdef Memory workspace
+        cdef _Memory workspace
         x.held = ids.held = weights.held = y.held = False
         contract = f"float32 (tokens, {self.shape.hidden_size})"
         try:
@@ -692,7 +692,7 @@ cdef class ExpertKernel:
         return 0
 
     cdef int run_chunks(self, ExpertSet experts, const Matrix *x, const Matrix *ids, const Matrix *weights,
-                        const Matrix *y, Memory workspace, object loader) except -1:
+                        const Matrix *y, _Memory workspace, object loader) except -1:
         """Take max_tokens tokens at a time: each token's bits are its own, whatever chunk it is in."""
         cdef int n_experts = <int>len(experts.experts), hidden = self.shape.hidden_size
         cdef Py_ssize_t top_k = ids.columns, chunk, first, n, t, k
@@ -757,7 +757,7 @@ cdef class ExpertKernel:
         """Run the active experts in ascending order, as many at a time as the loader holds."""
         cdef int e, begin, end
         cdef clb_expert *pointers
-        cdef Memory table = Memory()
+        cdef _Memory table = _Memory()
         cdef Expert expert
         table.reserve(n_experts * sizeof(clb_expert))
         pointers = <clb_expert *>table.data
@@ -787,7 +787,7 @@ cdef class Mixer:
 
     cdef object owner
     cdef const float *embedding
-    cdef Memory memory
+    cdef _Memory memory
     cdef const float *zeros
     cdef readonly int vocab_size, hidden_size, context, threads
 
@@ -833,7 +833,7 @@ cdef class Mixer:
 cdef class Head:
     """Hidden states to class probabilities."""
 
-    cdef Memory memory
+    cdef _Memory memory
     cdef const float *bias
     cdef readonly int n_classes, hidden_size, threads
 
@@ -936,7 +936,7 @@ def time_expert(ExpertKernel kernel not None, ExpertSet experts not None, slots,
     cdef int expert = slots[0] if n else 0
     cdef clb_samples samples = samples_into(ns, n_calls)
     cdef clb_experts_job job
-    cdef Memory scratch = new_floats(n_activations + clb_unpacked_floats(&kernel.shape))
+    cdef _Memory scratch = new_floats(n_activations + clb_unpacked_floats(&kernel.shape))
     offsets, order = dispatch(slots, <int>len(experts.experts))
     job.shape, job.top_k, job.experts = &kernel.shape, 1, <const clb_expert *>experts.pointers.data
     job.offsets, job.order = <const int32_t *>data_of(offsets), <const int32_t *>data_of(order)
@@ -978,7 +978,7 @@ def peak_gflops(int threads, /):
 
 def read_bandwidth(size_t n_bytes, int threads, int n_tries, /):
     """Read n_bytes of memory by several loops; the best rate, in 10^9 bytes a second."""
-    cdef Memory memory = Memory()
+    cdef _Memory memory = _Memory()
     cdef double rate
     memory.reserve(n_bytes)
     clb_pool_reserve(threads)
@@ -990,7 +990,7 @@ def read_bandwidth(size_t n_bytes, int threads, int n_tries, /):
 def addresses(holder, /):
     """Where the core's memory for one of its objects begins, and that of its idle workspaces; None: the table."""
     cdef list found = []
-    cdef Memory memory
+    cdef _Memory memory
     if holder is None:
         return [<size_t>clb_builtin_router.table]
     if isinstance(holder, Gate):

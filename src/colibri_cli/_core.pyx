@@ -76,6 +76,7 @@ cdef class _Memory:
 
     cdef char *data
     cdef size_t n_bytes
+    cdef _Memory next  # in a chain of workspaces
 
     def __dealloc__(self):
         clb_free(self.data)
@@ -102,18 +103,21 @@ cdef _Memory new_floats(size_t n):
 
 @cython.final
 cdef class _Workspaces:
-    """_Workspaces that are not in use. Only touched with the GIL held, which is all the locking they need."""
+    """Workspaces that are not in use, as a chain. Only touched with the GIL held, which is all the locking they need."""
 
-    cdef list idle
-
-    def __cinit__(self):
-        self.idle = []
+    cdef _Memory first
 
     cdef _Memory take(self):
-        return self.idle.pop() if self.idle else _Memory()
+        cdef _Memory workspace = self.first
+        if workspace is None:
+            return _Memory()
+        self.first = workspace.next
+        workspace.next = None
+        return workspace
 
     cdef void give_back(self, _Memory workspace):
-        self.idle.append(workspace)
+        workspace.next = self.first
+        self.first = workspace
 
 
 # ---------------------------------------------------------------- buffers
@@ -176,9 +180,13 @@ cdef int open_matrix(object array, Matrix *m, object name, object contract, bint
     if m.view.ndim != 2 and m.view.ndim != 1:
         raise InvalidInput(expected=contract, got=f"{m.view.ndim} dimensions", at=f"{name}.shape")
     m.data = <char *>m.view.buf
-    m.rows, m.row_stride = m.view.shape[0], m.view.strides[0]
+    m.rows = m.view.shape[0]
     m.columns = m.view.shape[1] if m.view.ndim == 2 else 1
-    m.column_stride = m.view.strides[1] if m.view.ndim == 2 else m.view.itemsize
+    if m.view.strides == NULL:  # ctypes leaves them out: C-contiguous
+        m.row_stride, m.column_stride = m.columns * m.view.itemsize, m.view.itemsize
+    else:
+        m.row_stride = m.view.strides[0]
+        m.column_stride = m.view.strides[1] if m.view.ndim == 2 else m.view.itemsize
     return 0
 
 
@@ -384,6 +392,7 @@ cdef class Gate:
         cdef _Memory workspace
         cdef int64_t *load
         cdef size_t n_gathered = 0, n_logits = 0
+        cdef uint64_t[2] before
         x.held = False
         contract = f"float32 (tokens, {self.hidden_size})"
         try:
@@ -419,9 +428,12 @@ cdef class Gate:
                 with nogil:
                     bad = clb_route(kernels, &job, self.threads)
                     if bad < 0 and noise is not None:
+                        before = noise.state
                         clb_gumbel(noise.state, noise.temperature, job.logits, self.width, self.rule.n_experts,
                                    job.n_tokens)
                         bad = clb_choose(kernels, &job)
+                        if bad >= 0:
+                            noise.state = before
                     if bad < 0 and balance is not None:
                         clb_balance(&balance.state, &self.rule, job.logits, self.width, job.n_tokens, job.ids,
                                     job.weights)
@@ -504,6 +516,7 @@ cdef class Expert:
     cdef clb_expert pointers
     cdef readonly object owner
     cdef readonly size_t n_bytes
+    cdef object raw  # the array that the pointers are into, where they are into a file's
 
 
 @cython.final
@@ -515,7 +528,7 @@ cdef class ExpertSet:
 
     cdef tuple experts
     cdef _Memory pointers
-    cdef _Memory present  # a byte an id
+    cdef _Memory present  # a byte an id: whether it is in use; then a byte an id that the call under check has seen
 
     def __cinit__(self, experts):
         cdef Py_ssize_t i, n
@@ -525,7 +538,7 @@ cdef class ExpertSet:
         n = len(self.experts)
         self.pointers, self.present = _Memory(), _Memory()
         self.pointers.reserve((n + 1) * sizeof(clb_expert))
-        self.present.reserve(n + 1)
+        self.present.reserve(2 * n + 1)
         to = <clb_expert *>self.pointers.data
         for i in range(n):
             self.present.data[i] = self.experts[i] is not None
@@ -614,14 +627,17 @@ cdef class ExpertKernel:
             expert.pointers.down_bias = to
         return expert
 
-    def in_place(self, raw not None):
-        """Run one expert from its raw file's floats ``[w1, b1, w2, b2]`` (SPEC R8), where they lie."""
+    def in_place(self, raw not None, owner=None):
+        """Run one expert from its raw file's floats ``[w1, b1, w2, b2]`` (SPEC R8), where they lie.
+
+        ``owner.check()`` refuses memory that is no longer there; a call asks it first.
+        """
         cdef size_t n = self.shape.intermediate_size, hidden = self.shape.hidden_size
         cdef size_t outputs = n * (2 if self.shape.rule.gated else 1)
         cdef size_t n_floats = outputs * hidden + outputs + hidden * n + hidden
         cdef const float *w = <const float *>contiguous(raw, n_floats * sizeof(float))
         cdef Expert expert = Expert()
-        expert.owner, expert.n_bytes = raw, n_floats * sizeof(float)
+        expert.owner, expert.raw, expert.n_bytes = owner, raw, n_floats * sizeof(float)
         expert.pointers = clb_expert(
             w, w + outputs * hidden, w + outputs * hidden + outputs, w + outputs * hidden + outputs + hidden * n
         )
@@ -678,17 +694,28 @@ cdef class ExpertKernel:
             close_matrix(&y)
 
     cdef int check_ids(self, ExpertSet experts, const Matrix *ids) except -1:
+        """Refuse ids that name no expert, and experts whose file has lost its pages."""
         cdef Py_ssize_t t, k, n = len(experts.experts)
         cdef int64_t e
+        cdef Expert expert
+        memset(experts.present.data + n, 0, n)
         for t in range(ids.rows):
             for k in range(ids.columns):
                 e = integer_at(ids, t, k)
-                if e < -1 or e >= n or (e >= 0 and not experts.present.data[e]):
+                if e == -1:
+                    continue
+                if e < 0 or e >= n or not experts.present.data[e]:
                     raise InvalidInput(
                         expected=f"-1 or the id of an expert in 0..{n - 1}",
-                        got=f"{e}" if e < -1 or e >= n else f"{e}, which was removed",
+                        got=f"{e}" if e < 0 or e >= n else f"{e}, which was removed",
                         at=f"expert_ids[{t}, {k}]",
                     )
+                if experts.present.data[n + e] == 0:
+                    experts.present.data[n + e] = 1
+                    if self.shape.layout == CLB_LAYOUT_ROWS:
+                        expert = experts.experts[e]
+                        if expert.owner is not None:
+                            expert.owner.check()
         return 0
 
     cdef int run_chunks(self, ExpertSet experts, const Matrix *x, const Matrix *ids, const Matrix *weights,

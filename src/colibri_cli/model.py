@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import math
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from colibri_cli.config import ModelConfig, load_config
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.experts import Experts
 from colibri_cli.formats.experts import ExpertShape
-from colibri_cli.formats.files import unreadable
+from colibri_cli.formats.mapped_file import MappedFile, read_floats
 from colibri_cli.layer import MoELayer
 from colibri_cli.router import Router, Routing
 from colibri_cli.topology import check_threads
@@ -76,10 +76,19 @@ class Model:
     layer : MoELayer
     """
 
-    def __init__(self, path: Path, config: ModelConfig, mixer: _core.Mixer, layer: MoELayer, head: _core.Head) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: ModelConfig,
+        embedding: MappedFile,
+        mixer: _core.Mixer,
+        layer: MoELayer,
+        head: _core.Head,
+    ) -> None:
         self.path = path
         self.config = config
         self.layer = layer
+        self._embedding = embedding
         self._mixer = mixer
         self._head = head
 
@@ -129,14 +138,17 @@ class Model:
         experts = _open_experts(bundle, config, experts_dir, loading, cache_experts, width, max_tokens)
         layer = MoELayer(_open_router(bundle, config, gating, width, builtin=path is None), experts)
         hidden, n_classes = config.hidden_size, config.n_classes
-        embedding = _floats(bundle / "embedding.bin", (config.vocab_size, hidden), mapped=True)
+        embedding = MappedFile(
+            bundle / "embedding.bin", 4 * config.vocab_size * hidden, f"float32 {(config.vocab_size, hidden)}"
+        )
         if config.context:
-            matrices = _floats(bundle / "context.bin", (2 * config.context + 1, hidden, hidden))
+            matrices = _read(bundle / "context.bin", 2 * config.context + 1, hidden, hidden)
         else:
             matrices = np.eye(hidden, dtype=np.float32)[np.newaxis]
-        head = _floats(bundle / "head.bin", (n_classes * (hidden + 1),))
+        head = _read(bundle / "head.bin", n_classes * (hidden + 1))
         weight, bias = head[:-n_classes].reshape(n_classes, hidden), head[-n_classes:]
-        return cls(bundle, config, _core.Mixer(embedding, matrices, width), layer, _core.Head(weight, bias, width))
+        mixer = _core.Mixer(embedding.floats.reshape(-1, hidden), matrices, width)
+        return cls(bundle, config, embedding, mixer, layer, _core.Head(weight, bias, width))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -185,6 +197,7 @@ class Model:
         if balancer is None and self.config.balance.enabled:
             balancer = self.new_balancer()
         start = perf_counter()
+        self._embedding.check()
         hidden = self._mixer.run(tokens)
         mixed = perf_counter()
         routing = self.layer.router.route(hidden, balancer)
@@ -231,22 +244,12 @@ def _open_router(bundle: Path, config: ModelConfig, gating: str | None, threads:
     gating = rule.gating if gating is None else gating
     if builtin:
         return Router.builtin(config.n_experts, kind=rule.kind, top_k=config.top_k, gating=gating, threads=threads)
-    weight = _floats(bundle / "router_weights.bin", (config.n_experts, config.hidden_size))
+    weight = _read(bundle / "router_weights.bin", config.n_experts, config.hidden_size)
     return Router.from_array(weight, kind=rule.kind, top_k=config.top_k, gating=gating, threads=threads)
 
 
-def _floats(path: Path, shape: tuple[int, ...], *, mapped: bool = False) -> npt.NDArray[np.float32]:
-    """Read, or map, a file that is exactly one array."""
-    n_bytes = 4 * int(np.prod(shape, dtype=np.int64))
-    try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != n_bytes:
-                raise InvalidInput(expected=f"{n_bytes} bytes (float32 {shape})", got=f"{found} bytes", at=str(path))
-            data = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ) if mapped else file.read()
-    except OSError as error:
-        raise unreadable(path, error) from error
-    return np.frombuffer(data, "<f4").reshape(shape)
+def _read(path: Path, *shape: int) -> npt.NDArray[np.float32]:
+    return read_floats(path, 4 * math.prod(shape), f"float32 {shape}").reshape(shape)
 
 
 def _token_ids(ids: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:

@@ -119,6 +119,14 @@ cdef class _Workspaces:
         workspace.next = self.first
         self.first = workspace
 
+    cdef list idle(self):
+        cdef _Memory workspace = self.first
+        found = []
+        while workspace is not None:
+            found.append(workspace)
+            workspace = workspace.next
+        return found
+
 
 # ---------------------------------------------------------------- buffers
 
@@ -1021,9 +1029,9 @@ def addresses(holder, /):
     if holder is None:
         return [<size_t>clb_builtin_router.table]
     if isinstance(holder, Gate):
-        found = [(<Gate>holder).memory] + (<Gate>holder).workspaces.idle
+        found = [(<Gate>holder).memory] + (<Gate>holder).workspaces.idle()
     elif isinstance(holder, ExpertKernel):
-        found = (<ExpertKernel>holder).workspaces.idle
+        found = (<ExpertKernel>holder).workspaces.idle()
     elif isinstance(holder, Expert):
         found = [(<Expert>holder).owner]
     elif isinstance(holder, Mixer):

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 class ExpertFile:
     """An expert on disk, as it was when it was added: a file that has changed since is refused, not mixed in."""
 
-    __slots__ = ("_identity", "n_bytes", "path")
+    __slots__ = ("_identity", "path")
 
     def __init__(self, path: str | os.PathLike[str], shape: ExpertShape) -> None:
         self.path = Path(path).absolute()  # the working folder may change before the file is read
-        self.n_bytes = shape.n_bytes
         with CheckedFile(path) as file:
             check_size(file, shape.n_bytes, shape.file)
             self._identity = _identity(os.fstat(file.stream.fileno()))
@@ -90,7 +89,7 @@ class ExpertCache:
         self.hits = 0
         self.misses = 0
         self.evictions = 0
-        self.bytes_read = 0
+        self.loads = 0
         self._load = load
         self._lock = threading.Lock()
         self._entries: dict[ExpertFile, _Entry] = {}
@@ -164,7 +163,7 @@ class ExpertCache:
         try:
             entry.expert = self._load(file)
             with self._lock:
-                self.bytes_read += file.n_bytes
+                self.loads += 1
         except ColibriError as error:
             entry.error = error
         finally:

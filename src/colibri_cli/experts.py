@@ -287,9 +287,10 @@ class Experts:
 
     def preload(self) -> None:
         """Touch every mapped page, so that the first call finds the weights in memory."""
-        for expert in self._set:
-            if expert is not None and isinstance(expert.owner, MappedFile):
-                expert.owner.touch()
+        if self._loading == "mmap":
+            for expert in self._set:
+                if expert is not None:
+                    expert.owner.touch()
 
     def stats(self) -> ExpertStats:
         """Count experts, bytes and the cache's hits."""
@@ -300,7 +301,7 @@ class Experts:
             resident_bytes = sum(expert.n_bytes for expert in entries)
             read = 0 if self._loading == "mmap" or self._source == ARRAYS else resident * self._shape.n_bytes
         else:
-            resident, resident_bytes, read = cache.resident, cache.resident_bytes, cache.bytes_read
+            resident, resident_bytes, read = cache.resident, cache.resident_bytes, cache.loads * self._shape.n_bytes
         return ExpertStats(
             loading=self._loading,
             source=self._source,

@@ -33,7 +33,6 @@ def test_the_library_example_classifies_and_balances(tmp_path: Path) -> None:
     assert re.search(r"^captain +noun +0\.\d\d +experts \d:0\.\d\d", output, re.MULTILINE)
     assert re.search(r"^carried +verb ", output, re.MULTILINE)
     assert len(re.findall(r"largest / mean \d\.\d\d", output)) == 2
-    assert int(re.search(r"of \d+ tokens (\d+) went to other experts", output)[1]) > 0
     moved = re.search(r"of \d+ tokens (\d+) went to other experts", output)
     assert moved
     assert int(moved[1]) > 0

@@ -94,6 +94,38 @@ cdef class _Memory:
         return 0
 
 
+@cython.final
+cdef class Watch:
+    """An array on a file's pages, which the file may lose; until that is noticed they read as zeros."""
+
+    cdef readonly object array, name
+    cdef int region
+
+    def __cinit__(self, array not None, name not None):
+        cdef size_t n_bytes = array.nbytes
+        self.array, self.name = array, name
+        self.region = clb_watch(contiguous(array, n_bytes), n_bytes)
+
+    def __dealloc__(self):
+        clb_unwatch(self.region)
+
+    def check(self):
+        """Refuse what was read, or will be, if the file has been cut short.
+
+        Raises
+        ------
+        InvalidInput
+            Pages were gone when they were read.
+        """
+        if clb_lost(self.region):
+            raise InvalidInput(
+                expected=f"{self.array.nbytes} bytes, as when it was mapped",
+                got="a file cut short since",
+                at=self.name,
+                hint="to change a file that is in use, write a new one and rename it",
+            )
+
+
 cdef _Memory new_floats(size_t n):
     cdef _Memory memory = _Memory()
     memory.reserve(n * sizeof(float))
@@ -522,9 +554,10 @@ cdef class Expert:
     """One expert's weights where the kernels read them, and what keeps them there."""
 
     cdef clb_expert pointers
-    cdef readonly object owner
+    cdef _Memory memory  # where the weights are, or
+    cdef readonly Watch watch  # the pages that they are on, or
+    cdef object array  # somebody else's array
     cdef readonly size_t n_bytes
-    cdef object raw  # the array that the pointers are into, where they are into a file's
 
 
 @cython.final
@@ -621,7 +654,7 @@ cdef class ExpertKernel:
         finally:
             close_matrix(&u)
             close_matrix(&d)
-        expert.owner, expert.n_bytes = memory, memory.n_bytes
+        expert.memory, expert.n_bytes = memory, memory.n_bytes
         expert.pointers = clb_expert(to, NULL, to + n_up, NULL)
         to += n_up + n_down
         if up_bias is not None:
@@ -635,17 +668,19 @@ cdef class ExpertKernel:
             expert.pointers.down_bias = to
         return expert
 
-    def in_place(self, raw not None, owner=None):
+    def in_place(self, raw not None):
         """Run one expert from its raw file's floats ``[w1, b1, w2, b2]`` (SPEC R8), where they lie.
 
-        ``owner.check()`` refuses memory that is no longer there; a call asks it first.
+        raw is an array, or a Watch over one.
         """
+        cdef Expert expert = Expert()
+        if isinstance(raw, Watch):
+            expert.watch, raw = raw, raw.array
         cdef size_t n = self.shape.intermediate_size, hidden = self.shape.hidden_size
         cdef size_t outputs = n * (2 if self.shape.rule.gated else 1)
         cdef size_t n_floats = outputs * hidden + outputs + hidden * n + hidden
         cdef const float *w = <const float *>contiguous(raw, n_floats * sizeof(float))
-        cdef Expert expert = Expert()
-        expert.owner, expert.raw, expert.n_bytes = owner, raw, n_floats * sizeof(float)
+        expert.array, expert.n_bytes = raw, n_floats * sizeof(float)
         expert.pointers = clb_expert(
             w, w + outputs * hidden, w + outputs * hidden + outputs, w + outputs * hidden + outputs + hidden * n
         )
@@ -692,6 +727,7 @@ cdef class ExpertKernel:
             workspace = self.workspaces.take()
             try:
                 self.run_chunks(experts, &x, &ids, &weights, &y, workspace, loader)
+                self.check_files(experts)
             finally:
                 self.workspaces.give_back(workspace)
             return out
@@ -702,10 +738,9 @@ cdef class ExpertKernel:
             close_matrix(&y)
 
     cdef int check_ids(self, ExpertSet experts, const Matrix *ids) except -1:
-        """Refuse ids that name no expert, and experts whose file has lost its pages."""
+        """Refuse ids that name no expert."""
         cdef Py_ssize_t t, k, n = len(experts.experts)
         cdef int64_t e
-        cdef Expert expert
         memset(experts.present.data + n, 0, n)
         for t in range(ids.rows):
             for k in range(ids.columns):
@@ -718,12 +753,20 @@ cdef class ExpertKernel:
                         got=f"{e}" if e < 0 or e >= n else f"{e}, which was removed",
                         at=f"expert_ids[{t}, {k}]",
                     )
-                if experts.present.data[n + e] == 0:
-                    experts.present.data[n + e] = 1
-                    if self.shape.layout == CLB_LAYOUT_ROWS:
-                        expert = experts.experts[e]
-                        if expert.owner is not None:
-                            expert.owner.check()
+                experts.present.data[n + e] = 1
+        return 0
+
+    cdef int check_files(self, ExpertSet experts) except -1:
+        """Refuse an answer from an expert whose file has lost its pages, of those that check_ids has seen."""
+        cdef Py_ssize_t e, n = len(experts.experts)
+        cdef Expert expert
+        if self.shape.layout != CLB_LAYOUT_ROWS:
+            return 0
+        for e in range(n):
+            if experts.present.data[n + e]:
+                expert = experts.experts[e]
+                if expert.watch is not None and clb_lost(expert.watch.region):
+                    expert.watch.check()
         return 0
 
     cdef int run_chunks(self, ExpertSet experts, const Matrix *x, const Matrix *ids, const Matrix *weights,
@@ -820,21 +863,27 @@ cdef class ExpertKernel:
 cdef class Mixer:
     """Token ids to hidden states: each offset's matrix times the neighbour's embedding, one chain an output."""
 
-    cdef object owner
+    cdef object array
+    cdef Watch watch
     cdef const float *embedding
     cdef _Memory memory
     cdef const float *zeros
     cdef readonly int vocab_size, hidden_size, context, threads
 
     def __cinit__(self, embedding, mixer, int threads):
-        """Take float32 ``[vocab_size, hidden]``, run in place, and ``[2 context + 1, hidden, hidden]``, contiguous."""
+        """Take float32 ``[vocab_size, hidden]``, run in place, and ``[2 context + 1, hidden, hidden]``, contiguous.
+
+        The embedding is an array, or a Watch over one.
+        """
+        if isinstance(embedding, Watch):
+            self.watch, embedding = embedding, embedding.array
         cdef Py_ssize_t vocab_size = embedding.shape[0], hidden = embedding.shape[1], n_offsets = mixer.shape[0], o
         cdef Py_ssize_t n_panels = (hidden + CLB_PANEL - 1) // CLB_PANEL, panel = hidden * CLB_PANEL
         cdef const float *matrices = <const float *>contiguous(mixer, n_offsets * hidden * hidden * sizeof(float))
         cdef float *floats
         self.vocab_size, self.hidden_size = <int>vocab_size, <int>hidden
         self.context, self.threads = <int>(n_offsets // 2), threads
-        self.owner = embedding
+        self.array = embedding
         self.embedding = <const float *>contiguous(embedding, vocab_size * hidden * sizeof(float))
         self.memory = new_floats(n_offsets * n_panels * panel + hidden)
         floats = <float *>self.memory.data
@@ -861,6 +910,8 @@ cdef class Mixer:
         )
         with nogil:
             clb_mix_context(kernels, &job, self.threads)
+        if self.watch is not None:
+            self.watch.check()
         return x
 
 
@@ -1033,7 +1084,7 @@ def addresses(holder, /):
     elif isinstance(holder, ExpertKernel):
         found = (<ExpertKernel>holder).workspaces.idle()
     elif isinstance(holder, Expert):
-        found = [(<Expert>holder).owner]
+        found = [(<Expert>holder).memory]
     elif isinstance(holder, Mixer):
         found = [(<Mixer>holder).memory]
     elif isinstance(holder, Head):

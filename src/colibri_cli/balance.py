@@ -116,4 +116,3 @@ class Balancer:
         """Forget every token."""
         with self.lock:
             self.core.load(np.zeros((self.window, self.n_experts), np.int32), 0)
-

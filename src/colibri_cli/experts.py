@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +18,8 @@ from colibri_cli.config import load_config
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.expert_cache import ExpertCache, ExpertFile
 from colibri_cli.formats.experts import ExpertShape
-from colibri_cli.formats.mapped_file import MappedFile, read_floats
+from colibri_cli.formats.mapped_file import map_floats, read_floats
 from colibri_cli.topology import check_threads
-
-if TYPE_CHECKING:
-    import os
 
 LOADINGS = ("mmap", "static", "on-demand")
 ARRAYS = "arrays"  # where experts are from that no file held
@@ -290,7 +289,8 @@ class Experts:
         if self._loading == "mmap":
             for expert in self._set:
                 if expert is not None:
-                    expert.owner.touch()
+                    expert.watch.array[:: mmap.PAGESIZE // 4].max()
+                    expert.watch.check()
 
     def stats(self) -> ExpertStats:
         """Count experts, bytes and the cache's hits."""
@@ -318,8 +318,8 @@ class Experts:
         if self._loading == "on-demand":
             return ExpertFile(path, self._shape)
         if self._loading == "mmap":
-            mapped = MappedFile(path, self._shape.n_bytes, self._shape.file)
-            return self._kernel.in_place(mapped.floats, mapped)
+            floats = map_floats(path, self._shape.n_bytes, self._shape.file)
+            return self._kernel.in_place(_core.Watch(floats, os.fspath(path)))
         return _pack(self._kernel, self._shape, path)
 
     def _swap(self, i: int, expert: Any) -> None:

@@ -20,7 +20,7 @@ from colibri_cli.config import ModelConfig, load_config
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.experts import Experts
 from colibri_cli.formats.experts import ExpertShape
-from colibri_cli.formats.mapped_file import MappedFile, read_floats
+from colibri_cli.formats.mapped_file import map_floats, read_floats
 from colibri_cli.layer import MoELayer
 from colibri_cli.router import Router, Routing
 from colibri_cli.topology import check_threads
@@ -80,7 +80,6 @@ class Model:
         self,
         path: Path,
         config: ModelConfig,
-        embedding: MappedFile,
         mixer: _core.Mixer,
         layer: MoELayer,
         head: _core.Head,
@@ -88,7 +87,6 @@ class Model:
         self.path = path
         self.config = config
         self.layer = layer
-        self._embedding = embedding
         self._mixer = mixer
         self._head = head
 
@@ -138,17 +136,17 @@ class Model:
         experts = _open_experts(bundle, config, experts_dir, loading, cache_experts, width, max_tokens)
         layer = MoELayer(_open_router(bundle, config, gating, width, builtin=path is None), experts)
         hidden, n_classes = config.hidden_size, config.n_classes
-        embedding = MappedFile(
-            bundle / "embedding.bin", 4 * config.vocab_size * hidden, f"float32 {(config.vocab_size, hidden)}"
-        )
+        table = bundle / "embedding.bin"
+        floats = map_floats(table, 4 * config.vocab_size * hidden, f"float32 {(config.vocab_size, hidden)}")
+        embedding = _core.Watch(floats.reshape(-1, hidden), str(table))
         if config.context:
             matrices = _read(bundle / "context.bin", 2 * config.context + 1, hidden, hidden)
         else:
             matrices = np.eye(hidden, dtype=np.float32)[np.newaxis]
         head = _read(bundle / "head.bin", n_classes * (hidden + 1))
         weight, bias = head[:-n_classes].reshape(n_classes, hidden), head[-n_classes:]
-        mixer = _core.Mixer(embedding.floats.reshape(-1, hidden), matrices, width)
-        return cls(bundle, config, embedding, mixer, layer, _core.Head(weight, bias, width))
+        mixer = _core.Mixer(embedding, matrices, width)
+        return cls(bundle, config, mixer, layer, _core.Head(weight, bias, width))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -197,7 +195,6 @@ class Model:
         if balancer is None and self.config.balance.enabled:
             balancer = self.new_balancer()
         start = perf_counter()
-        self._embedding.check()
         hidden = self._mixer.run(tokens)
         mixed = perf_counter()
         routing = self.layer.router.route(hidden, balancer)

@@ -148,22 +148,23 @@ def test_a_forked_child_may_go_on(state):
 
 
 def long_call(name, folder):
-    """Something that keeps one thread busy for a while."""
+    """Something that keeps one thread busy for some milliseconds."""
+    batch = [np.tile(a, (20, 1)) for a in BATCH]
     if name == "experts":
         experts = Experts.from_arrays(**FFNS.arrays(), threads=1)
-        return lambda: experts.run(*BATCH)
+        return lambda: experts.run(*batch)
     if name == "on-demand":
         shape, files = ExpertShape(H, I, "silu", True), FFNS.write(folder)
         loaded = Experts.open(folder, "on-demand", cache_experts=E, threads=1, shape=shape, files=files)
-        return lambda: loaded.run(*BATCH)
+        return lambda: loaded.run(*batch)
     if name == "route":
         router = Router.from_array(numbers(5, 1024, H), top_k=64, threads=1)
-        return lambda: router.route(BATCH[0])
+        return lambda: router.route(batch[0])
     if name == "mix":
-        mixer, ids = _core.Mixer(numbers(6, 9, H), numbers(7, 7, H, H), 1), integers(8, 0, 9, 400)
+        mixer, ids = _core.Mixer(numbers(6, 9, H), numbers(7, 7, H, H), 1), integers(8, 0, 9, 2400)
         return lambda: mixer.run(ids)
-    head, hidden = _core.Head(numbers(9, 900, H), numbers(10, 900), 1), np.tile(BATCH[0], (3, 1))
-    return lambda: head.run(hidden)
+    head = _core.Head(numbers(9, 900, H), numbers(10, 900), 1)
+    return lambda: head.run(batch[0])
 
 
 @pytest.mark.parametrize("name", ["experts", "on-demand", "route", "mix", "head"])

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import os
 
 
-class MappedFile:
-    """The pages of a file of float32.
+def map_floats(path: str | os.PathLike[str], n_bytes: int, what: str) -> npt.NDArray[np.float32]:
+    """Map a file of float32.
 
     A mapping outlives the file's name, and a new file under that name does not touch it. A file that is cut short in
-    place takes its pages along, and reading them would end the process: :meth:`check` before each use.
+    place takes its pages along: read them only under a watch (`colibri_cli._core.Watch`).
 
     Parameters
     ----------
@@ -36,36 +36,9 @@ class MappedFile:
     InvalidInput
         It has another size.
     """
-
-    def __init__(self, path: str | os.PathLike[str], n_bytes: int, what: str) -> None:
-        with CheckedFile(path) as file:
-            check_size(file, n_bytes, what)
-            self._pages = mmap.mmap(file.stream.fileno(), n_bytes, access=mmap.ACCESS_READ)
-            self.name = file.name
-        self.floats: npt.NDArray[np.float32] = np.frombuffer(self._pages, "<f4")
-
-    def check(self) -> None:
-        """Refuse pages that the file no longer holds.
-
-        Raises
-        ------
-        InvalidInput
-            The file has been cut short.
-        """
-        size = self._pages.size()
-        if size < self.floats.nbytes:
-            raise InvalidInput(
-                expected=f"{self.floats.nbytes} bytes, as when it was mapped",
-                got=f"a file cut to {size}",
-                at=self.name,
-                hint="to change a file that is in use, write a new one and rename it",
-            )
-
-    def touch(self) -> None:
-        """Bring every page into memory."""
-        self.check()
-        self._pages.madvise(mmap.MADV_WILLNEED)
-        self.floats[:: mmap.PAGESIZE // self.floats.itemsize].max()
+    with CheckedFile(path) as file:
+        check_size(file, n_bytes, what)
+        return np.frombuffer(mmap.mmap(file.stream.fileno(), n_bytes, access=mmap.ACCESS_READ), "<f4")
 
 
 def read_floats(path: str | os.PathLike[str], n_bytes: int, what: str) -> npt.NDArray[np.float32]:
@@ -74,7 +47,7 @@ def read_floats(path: str | os.PathLike[str], n_bytes: int, what: str) -> npt.ND
     Raises
     ------
     UsageError, InvalidInput
-        As :class:`MappedFile`.
+        As :func:`map_floats`.
     """
     with CheckedFile(path) as file:
         check_size(file, n_bytes, what)

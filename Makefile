@@ -22,14 +22,14 @@ bench: $(VENV)/wheel
 # Bounds checks in Cython, ASan and UBSan in C, in an environment of its own; then the kernels' tests on it.
 debug: build/debug/installed
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
-	  COLIBRI_SANITIZED=1 build/debug/venv/bin/python -m pytest tests/kernels tests/unit -x -q
+	  build/debug/venv/bin/python -m pytest tests/kernels tests/unit -q
 
 # For this machine alone: the wheel that this leaves in dist/ may not run elsewhere.
-release: $(VENV)/tools
+release: $(VENV)/wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
-	  -Csetup-args=-Dbuildtype=release -Csetup-args=-Doptimization=3 -Csetup-args=-Dc_args=-march=native
+	  -Csetup-args=-Dc_args=-march=native
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps dist/colibri_cli-*.whl
-	touch $(VENV)/wheel
+	@echo "installed in $(VENV), and kept as $$(ls dist/colibri_cli-*.whl)"
 
 lint: $(VENV)/wheel
 	$(BIN)/ruff check

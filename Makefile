@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
+SENTENCE := "Colibri sends every word to two of eight experts."
 SOURCES := $(shell find src models scripts meson.build meson.options pyproject.toml -type f -not -path '*/__pycache__/*')
 
 .PHONY: run test bench debug release lint clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/wheel
-	$(BIN)/colibri infer --text "Colibri sends every word to two of eight experts."
+	@printf '%s' $(SENTENCE) | $(BIN)/colibri tokenize - --format text
+	@echo
+	@$(BIN)/colibri infer --text $(SENTENCE)
 
 test: lint
 	$(BIN)/python scripts/check_wheel.py $(VENV)/dist

@@ -47,10 +47,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:  # http.server's name
         """Run the layer on the rows of the body."""
+        if self.path != "/layer":
+            self.refuse(404, "POST goes to /layer")
+            return
         row_bytes = self.hidden.strides[0]
         n_tokens, rest = divmod(self.body_size(), row_bytes)
-        if self.path != "/layer" or rest or n_tokens > MAX_TOKENS:
-            self.refuse(f"POST /layer takes up to {MAX_TOKENS} rows of {row_bytes} bytes")
+        if rest or not 0 <= n_tokens <= MAX_TOKENS:
+            self.refuse(400, f"POST /layer takes up to {MAX_TOKENS} rows of {row_bytes} bytes")
             return
         # Views, not copies: the socket is read into `hidden`, the kernels read that where it is and write to `out`,
         # and the socket is written from there. The kernels run without the GIL, so other threads go on meanwhile.
@@ -71,8 +74,11 @@ class Handler(BaseHTTPRequestHandler):
         """Replace an expert: calls under way finish with the old one, later calls see the new one."""
         experts = self.server.layer.experts
         path, n_bytes = re.fullmatch(r"/experts/(\d{1,4})", self.path), experts.shape.n_bytes
-        if path is None or self.body_size() != n_bytes:
-            self.refuse(f"PUT /experts/<i> takes {n_bytes} bytes")
+        if path is None or int(path[1]) >= experts.n_experts:
+            self.refuse(404, f"PUT goes to /experts/<i>, i from 0 to {experts.n_experts - 1}")
+            return
+        if self.body_size() != n_bytes:
+            self.refuse(400, f"PUT /experts/<i> takes {n_bytes} bytes")
             return
         with tempfile.NamedTemporaryFile() as file:  # its pages stay mapped when its name is gone
             file.write(self.rfile.read(n_bytes))
@@ -84,15 +90,19 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.answer(204)
 
+    def do_GET(self) -> None:  # http.server's name
+        """Say that there is nothing to get."""
+        self.refuse(404, "POST /layer and PUT /experts/<i> are all there is")
+
     def body_size(self) -> int:
         """Return the bytes that the client announces, -1 where it announces no number."""
         size = self.headers["Content-Length"] or ""
         return int(size) if re.fullmatch(r"\d{1,9}", size) else -1
 
-    def refuse(self, message: str) -> None:
+    def refuse(self, status: int, message: str) -> None:
         """Answer without having read the body, after which the connection is of no more use."""
         self.close_connection = True
-        self.answer(400, message.encode())
+        self.answer(status, f"{message}\n".encode())
 
     def answer(self, status: int, body: Any = b"") -> None:
         """Send a status and a body, which is anything with the buffer protocol."""

@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
-"""Classify the words of a text with the built-in model, then let a load balancer choose the experts.
+"""Classify the words of a text with the built-in model, then let a load balancer choose the experts."""
 
-usage: token_classification.py [TEXT]
-"""
-
-import sys
+import argparse
 
 from colibri_cli import Balancer, Inference, Model
 from colibri_cli.words import word_answers
@@ -30,8 +27,12 @@ def show_load(title: str, result: Inference) -> None:
 
 def main() -> None:
     """Run the example."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("text", nargs="*", help="default: a sentence about a captain")
+    text = " ".join(parser.parse_args().text) or TEXT
+
     model = Model.open()  # the bundle that is installed with the package; Model.open(path) for another
-    ids = model.tokenizer.encode(" ".join(sys.argv[1:]) or TEXT)
+    ids = model.tokenizer.encode(text)
 
     result = model.infer(ids)
     show_words(model, result)
@@ -40,7 +41,7 @@ def main() -> None:
 
     # A balancer is the caller's: it remembers the last tokens from call to call, and may be saved and restored.
     # It changes which experts answer, so it is never on unless asked for.
-    balancer = Balancer(model.config.n_experts, window=64, threshold=1.8)
+    balancer = Balancer(model.config.n_experts, window=16, threshold=1.2)
     balanced = model.infer(ids, balancer=balancer)
     show_load("load, gate alone", result)
     show_load("load, balanced  ", balanced)

@@ -4,6 +4,7 @@
 # usage: token_classification.sh [BUNDLE]
 set -euo pipefail
 
+command -v colibri >/dev/null || { echo "Expected the command colibri, got none - at the PATH" >&2; exit 2; }
 bundle=$(realpath "${1:-"$(dirname "${BASH_SOURCE[0]}")/../models"}")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

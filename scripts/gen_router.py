@@ -19,13 +19,15 @@ from colibri_cli.gen_router import generate  # noqa: E402  # found through the l
 
 
 def main() -> int:
-    """Run; return the exit code: 0 done, 1 bad data or a stale file, 2 could not run."""
+    """Run; return the exit code: 0 done, 1 bad data or a missing or stale file, 2 could not run."""
     parser = argparse.ArgumentParser(description="Turn trained gate weights into a constant table.")
     parser.add_argument("source", metavar="SOURCE", help=".pt, .pth, .safetensors, .npy, .npz, raw float32 .bin")
-    parser.add_argument("--output", metavar="FILE", required=True, help="ends in .c, .h, .bin or .npy")
+    parser.add_argument("--output", metavar="FILE", required=True, help="ends in .c or .h (C11, not C++), .bin or .npy")
     parser.add_argument("--key", metavar="NAME", help="which tensor; default: the only one that can be a gate")
     parser.add_argument("--name", metavar="IDENTIFIER", help="the table's name in C; default: colibri_router_table")
-    parser.add_argument("--hidden-size", metavar="N", type=int, help="needed for raw values; else compared")
+    parser.add_argument(
+        "--hidden-size", metavar="N", type=int, help="needed for raw values, and for more experts than features"
+    )
     parser.add_argument("--transposed", action="store_true", help="the tensor is [hidden_size, n_experts]")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if FILE is missing or stale")
     parser.add_argument("--quiet", "-q", action="store_true", help="no report")
@@ -40,7 +42,7 @@ def main() -> int:
     if not quiet:
         report = done.to_json() if report_format == "json" else done.to_text()
         sys.stdout.buffer.write(report.encode(sys.stdout.encoding, "backslashreplace"))
-    return 1 if done.stale and not done.written else 0
+    return 1 if done.stale else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,11 @@ import array
 import sys
 from pathlib import Path
 
-from sentencepiece import SentencePieceProcessor
+try:
+    from sentencepiece import SentencePieceProcessor
+except ImportError:
+    print("Expected the package sentencepiece, got none - at this Python (pip install sentencepiece)", file=sys.stderr)
+    sys.exit(2)
 
 BUNDLED = Path(__file__).resolve().parent.parent / "models" / "tokenizer.model"
 

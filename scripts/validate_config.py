@@ -24,7 +24,7 @@ from colibri_cli.validate.report import FORMATS, render  # noqa: E402  # found t
 def main() -> int:
     """Run; return the exit code: 0 no findings, 1 findings, 2 could not run."""
     parser = argparse.ArgumentParser(description="Check a bundle's config: JSON syntax, schema, rules between keys.")
-    parser.add_argument("file", nargs="+", metavar="FILE", help="a bundle's config.json; - is standard input")
+    parser.add_argument("file", nargs="+", metavar="FILE", help="a bundle, or its config.json; - is standard input")
     parser.add_argument("--files", action="store_true", help="also check the bundle's files beside it")
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     arguments = parser.parse_args()

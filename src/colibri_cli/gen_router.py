@@ -7,22 +7,27 @@ import json
 import math
 import os
 import stat
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colibri_cli.errors import InvalidInput, UsageError
+from colibri_cli.errors import ColibriError, InvalidInput, UsageError
 from colibri_cli.formats import router_table
 from colibri_cli.formats.checkpoint import open_checkpoint
 from colibri_cli.formats.files import read_bytes, write_atomically
+from colibri_cli.formats.inputs import read_input
 from colibri_cli.formats.tensor import Tensor, is_floating, shown, shown_shape
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
 _MAX_LISTED = 20
+_LARGEST_CONFIG = 1 << 18  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +45,10 @@ class Generated:
         Size of the output.
     sha256 : str
         Of the output, in hexadecimal.
-    stale : bool
-        The file was missing or had other bytes before the call.
+    before : {"missing", "stale", "up to date"}
+        The output before the call; "stale": it had other bytes.
     written : bool
-        It was stale and was written.
+        It was missing or stale and was written.
     """
 
     source: str
@@ -54,8 +59,13 @@ class Generated:
     output: str
     bytes: int
     sha256: str
-    stale: bool
+    before: str
     written: bool
+
+    @property
+    def stale(self) -> bool:
+        """Whether the output does not hold the table now."""
+        return self.before != "up to date" and not self.written
 
     def to_json(self) -> str:
         """Return the report as ``schema/gen-router.schema.json`` describes it, ending in a newline."""
@@ -63,7 +73,7 @@ class Generated:
 
     def to_text(self) -> str:
         """Return the report as one line."""
-        state = "written" if self.written else "stale" if self.stale else "up to date"
+        state = "written" if self.written else self.before
         return (
             f"{self.output}: {state}, {self.n_experts} experts, hidden size {self.hidden_size}, "
             f"width {self.width}, {self.bytes} bytes, sha256 {self.sha256}\n"
@@ -93,7 +103,7 @@ def generate(
     name : str, optional
         The table's C identifier.
     hidden_size : int, optional
-        Needed for raw values; else compared with the tensor's.
+        Needed for raw values, and where there are more experts than features; else compared with the tensor's.
     transposed : bool
         The tensor is ``[hidden_size, n_experts]``.
     check : bool
@@ -118,8 +128,9 @@ def generate(
         raise UsageError(expected="another file than the source", got="the source", at=f"--output {target}")
     found, gate = read_gate(source, key=key, hidden_size=hidden_size, transposed=transposed)
     data = _rendered(gate, target.suffix, name or router_table.DEFAULT_NAME)
-    stale = not _holds(target, data)
-    if stale and not check:
+    before = _state(target, data)
+    written = before != "up to date" and not check
+    if written:
         write_atomically(target, data)
     n_experts, hidden_size = gate.shape
     return Generated(
@@ -131,8 +142,8 @@ def generate(
         output=os.fspath(output),
         bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
-        stale=stale,
-        written=stale and not check,
+        before=before,
+        written=written,
     )
 
 
@@ -163,7 +174,10 @@ def read_gate(
     """
     if hidden_size is not None and hidden_size < 1:
         raise UsageError(expected="a positive size", got=str(hidden_size), at="--hidden-size")
-    with open_checkpoint(source, hidden_size=hidden_size, transposed=transposed) as tensors:
+    with (
+        _hinting_at_hidden_size(Path(source)),
+        open_checkpoint(source, hidden_size=hidden_size, transposed=transposed) as tensors,
+    ):
         tensor = _chosen(tensors, key, hidden_size, transposed, at=os.fspath(source))
         at = f"{os.fspath(source)}: {shown(tensor.name)}" if tensor.name else os.fspath(source)
         wanted = "[hidden_size, n_experts]" if transposed else "[n_experts, hidden_size]"
@@ -177,6 +191,13 @@ def read_gate(
             hint = None if transposed or tensor.shape[0] != hidden_size else "is it --transposed?"
             raise InvalidInput(expected=f"hidden size {hidden_size}", got=str(found), at=at, hint=hint)
         router_table.check_size(n_experts, found, at=at)
+        if n_experts > found and hidden_size is None:
+            raise InvalidInput(
+                expected="at least as many features as experts",
+                got=f"{n_experts} experts of hidden size {found}",
+                at=at,
+                hint=f"--transposed if it is [hidden_size, n_experts], --hidden-size {found} if it is right as it is",
+            )
         values = tensor.read()
     gate = np.ascontiguousarray(values.T if transposed else values)
     wrong = np.argwhere(~np.isfinite(gate))
@@ -185,6 +206,30 @@ def read_gate(
         where = f"{at}, expert {expert}, feature {feature}"
         raise InvalidInput(expected="finite weights in float32", got=f"{gate[expert, feature]}", at=where)
     return tensor.name, gate
+
+
+@contextmanager
+def _hinting_at_hidden_size(source: Path) -> Iterator[None]:
+    """Say what --hidden-size may be where it is missing."""
+    try:
+        yield
+    except UsageError as error:
+        if not error.expected.startswith("--hidden-size"):
+            raise
+        stated = _stated_hidden_size(source.with_name("config.json"))
+        hint = "--hidden-size N, the number of features of a hidden state"
+        if stated is not None:
+            hint = f"--hidden-size {stated}, as config.json beside it states"
+        raise UsageError(expected=error.expected, got=error.got, at=error.at, hint=hint) from error
+
+
+def _stated_hidden_size(config: Path) -> int | None:
+    try:
+        document = json.loads(read_input(config, limit=_LARGEST_CONFIG))
+    except (ColibriError, ValueError, RecursionError):  # it is only asked for a hint
+        return None
+    size = document.get("hidden_size") if isinstance(document, dict) else None
+    return size if type(size) is int and size > 0 else None
 
 
 def _chosen(tensors: list[Tensor], key: str | None, hidden_size: int | None, transposed: bool, *, at: str) -> Tensor:
@@ -250,9 +295,10 @@ def _is_same(source: str | os.PathLike[str], target: Path) -> bool:
         return False
 
 
-def _holds(path: Path, data: bytes) -> bool:
+def _state(path: Path, data: bytes) -> str:
     try:
         status = path.stat()
     except OSError:  # writing says what is wrong
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size == len(data) and read_bytes(path) == data
+        return "missing"
+    same = stat.S_ISREG(status.st_mode) and status.st_size == len(data) and read_bytes(path) == data
+    return "up to date" if same else "stale"

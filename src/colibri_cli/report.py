@@ -15,27 +15,32 @@ import time
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from colibri_cli.errors import UsageError
-from colibri_cli.formats.files import write_atomically
+from colibri_cli.formats.files import reason, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     import numpy as np
+    from numpy.typing import NDArray
 
 _PATIENCE = 0.5  # seconds before a progress bar appears
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _WIDEST = 40  # columns; a longer cell pushes its own row only
+_ROWS = 1024  # of JSON, written at a time
+_DIGITS = 9  # that tell any float32 from every other
+_USUAL = 1e-13, 1e6  # sizes of float32 that many can be rendered of at a time
 
 
 # Output
 
 
-def emit(data: str | bytes, output: Path | None = None) -> None:
-    """Write a result to a file, atomically, or to standard output.
+def emit(data: str | bytes | Iterator[bytes], output: Path | None = None) -> None:
+    """Write a result to a file, atomically, or to standard output; parts are written as they come.
 
     Raises
     ------
@@ -45,25 +50,35 @@ def emit(data: str | bytes, output: Path | None = None) -> None:
         The reader of standard output has gone.
     """
     if output is not None:
-        write_atomically(output, data if isinstance(data, bytes) else _encoded(data, "utf-8"))
+        write_atomically(output, _encoded(data, "utf-8") if isinstance(data, str) else data)
         return
     if sys.stdout is None:
         raise UsageError(expected="an open standard output", got="a closed one", at="standard output")
+    whole = _encoded(data, sys.stdout.encoding) if isinstance(data, str) else data
     try:
         sys.stdout.flush()
-        rest = memoryview(data if isinstance(data, bytes) else _encoded(data, sys.stdout.encoding))
-        while rest:  # with PYTHONUNBUFFERED a write may stop short without an error
-            written = sys.stdout.buffer.write(rest)
-            if written is None:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            rest = rest[written:]
+        for part in (whole,) if isinstance(whole, bytes) else whole:
+            _write(part)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
         discard_stdout()
-        got = (error.strerror or str(error)).lower()
-        raise UsageError(expected="a writable standard output", got=got, at="standard output") from error
+        raise unwritable(error) from error
+
+
+def unwritable(error: OSError) -> UsageError:
+    """Describe a standard output that could not be written."""
+    return UsageError(expected="a writable standard output", got=reason(error), at="standard output")
+
+
+def _write(data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:  # with PYTHONUNBUFFERED a write may stop short without an error
+        written = sys.stdout.buffer.write(rest)
+        if written is None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        rest = rest[written:]
 
 
 def discard_stdout() -> None:
@@ -127,28 +142,70 @@ def _encoded(text: str, encoding: str | None) -> bytes:
 
 def json_document(members: Mapping[str, object]) -> bytes:
     """Render one JSON object, a member a line; the rows of an iterator stand on lines of their own."""
-    parts = []
+    return b"".join(json_parts(members))
+
+
+def json_parts(members: Mapping[str, object]) -> Iterator[bytes]:
+    """Render as `json_document`, a part at a time, so that a large document need not be held."""
+    before = "{\n"
     for key, value in members.items():
+        yield _encoded(f"{before}{_json(key)}: ", "utf-8")
         if isinstance(value, Iterator):
-            rows = ",\n".join(f"  {_json(row)}" for row in value)
-            parts.append(f"{_json(key)}: [\n{rows}\n]" if rows else f"{_json(key)}: []")
+            yield from _array_parts(value)
         else:
-            parts.append(f"{_json(key)}: {_json(value)}")
-    return _encoded("{\n" + ",\n".join(parts) + "\n}\n", "utf-8")
+            yield _encoded(_json(value), "utf-8")
+        before = ",\n"
+    yield b"\n}\n"
 
 
-def json_lines(rows: Iterable[object]) -> bytes:
-    """Render JSON objects, one a line."""
-    return _encoded("".join(f"{_json(row)}\n" for row in rows), "utf-8")
+def _array_parts(rows: Iterator[object]) -> Iterator[bytes]:
+    before, after = "[\n", "[]"
+    while some := list(islice(rows, _ROWS)):
+        yield _encoded(before + ",\n".join(f"  {_json(row)}" for row in some), "utf-8")
+        before, after = ",\n", "\n]"
+    yield _encoded(after, "utf-8")
 
 
-def floats(values: Iterable[np.float32]) -> list[float]:
-    """Give each float32 as the double whose shortest decimal is the float32's own."""
-    return [float(str(value)) for value in values]
+def json_lines(rows: Iterable[object]) -> Iterator[bytes]:
+    """Render JSON objects, one a line, some lines at a time."""
+    rows = iter(rows)
+    while some := list(islice(rows, _ROWS)):
+        yield _encoded("".join(f"{_json(row)}\n" for row in some), "utf-8")
+
+
+def floats(values: NDArray[np.float32]) -> Any:
+    """Give each float32 as the double whose shortest decimal is the float32's own.
+
+    Parameters
+    ----------
+    values : ndarray of float32, any shape
+        Finite.
+
+    Returns
+    -------
+    list of float, nested as ``values``
+    """
+    import numpy as np
+
+    single = values.ravel()
+    wide = single.astype(np.float64)
+    size = np.abs(wide)
+    usual = (size >= _USUAL[0]) & (size < _USUAL[1])
+    before_point = np.floor(np.log10(np.where(usual, size, 1))).astype(int)
+    powers = np.array([float(f"1e{i}") for i in range(23)])  # every power of ten that a double holds exactly
+    found = np.full_like(wide, np.nan)
+    for digits in range(_DIGITS, 0, -1):
+        # A whole number over an exact power of ten is the double nearest to that decimal.
+        power = powers[np.clip(digits - 1 - before_point, 0, 22)]
+        decimal = np.rint(wide * power) / power
+        np.copyto(found, decimal, where=usual & (decimal.astype(np.float32) == single))
+    for i in np.flatnonzero(np.isnan(found)):
+        found[i] = float(str(single[i]))
+    return found.reshape(values.shape).tolist()
 
 
 # A lone surrogate (an undecodable file name) leaves as \udcXX in the bytes, which is JSON's own escape.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False)
 
 
 def _json(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -36,11 +36,14 @@ class Word:
         The word without sentencepiece's marks.
     start, stop : int
         Positions in the token sequence.
+    unknown : bool
+        Whether the vocabulary lacks a part of it.
     """
 
     text: str
     start: int
     stop: int
+    unknown: bool = False
 
 
 class _Kind(Enum):
@@ -56,6 +59,7 @@ class _Piece:
     text: str  # without the mark
     kind: _Kind
     opens: bool  # a space stands in front
+    unknown: bool = False
 
 
 class Tokenizer:
@@ -141,7 +145,7 @@ class Tokenizer:
         """Give the vocabulary's piece for each id, marks included (parameters and errors as `decode`)."""
         return [str(self._processor.IdToPiece(i)) for i in self._checked(ids)]
 
-    def words(self, ids: ArrayLike) -> list[Word]:
+    def words(self, ids: ArrayLike, text: str | None = None) -> list[Word]:
         """Group token ids into words as people see them; every id belongs to exactly one word.
 
         A piece with a space in front starts a word. Punctuation and symbols stand apart (repeats such as
@@ -151,17 +155,38 @@ class Tokenizer:
         Parameters
         ----------
         ids : array_like of int, shape (n_tokens,)
+        text : str, optional
+            What `encode` made ``ids`` of. It spells what the vocabulary lacks, which is a double question mark
+            otherwise; the words are the same.
 
         Raises
         ------
         InvalidInput
-            As `decode`.
+            As `decode` and `encode`; also when ``ids`` are not those of ``text``.
         """
         numbers = self._checked(ids)
         pieces = [self._piece(i) for i in numbers]
         bounds = [*_word_starts(pieces), len(pieces)]
+        if text is not None and any(piece.unknown for piece in pieces):
+            pieces = self._spelled(pieces, numbers, text)
         return [
-            Word(self._spell(numbers[start:stop], pieces[start:stop]), start, stop) for start, stop in pairwise(bounds)
+            Word(
+                self._spell(numbers[start:stop], pieces[start:stop]),
+                start,
+                stop,
+                any(piece.unknown for piece in pieces[start:stop]),
+            )
+            for start, stop in pairwise(bounds)
+        ]
+
+    def _spelled(self, pieces: list[_Piece], numbers: list[int], text: str) -> list[_Piece]:
+        """Give the unknown pieces the characters that stand for them in the text."""
+        if self.encode(text).tolist() != numbers:
+            raise InvalidInput(expected="the ids of the text", got="others", at="ids")
+        surfaces = self._processor.encode(text, out_type=str)
+        return [
+            replace(piece, text=surface.replace(_MARK, " ").strip() or piece.text) if piece.unknown else piece
+            for piece, surface in zip(pieces, surfaces, strict=True)
         ]
 
     def _checked(self, ids: ArrayLike) -> list[int]:
@@ -192,7 +217,7 @@ class Tokenizer:
         if self._processor.IsControl(number):
             return _Piece(raw, _Kind.CONTROL, opens=True)
         if self._processor.IsUnknown(number):
-            return _Piece(_UNKNOWN, _Kind.LETTERS, opens=False)
+            return _Piece(_UNKNOWN, _Kind.LETTERS, opens=False, unknown=True)
         if self._processor.IsByte(number):
             return _Piece(raw, _Kind.BYTE, opens=False)
         spaced = raw.replace(_MARK, " ")

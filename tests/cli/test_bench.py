@@ -11,7 +11,9 @@ import pytest
 from command import colibri
 
 from colibri_cli import Router, _core
+from colibri_cli.bench import CASES
 from colibri_cli.cli import main
+from colibri_cli.cli.bench import _GROUPS, _complete_case
 
 SCHEMA = json.loads(files("colibri_cli").joinpath("schema/bench.schema.json").read_text())
 
@@ -35,6 +37,18 @@ def test_everything_quickly():
     assert "ratio" in arms["softmax", "numpy"]
     assert 0 < arms["model-16", "mmap"]["outside_share"] < 1
     assert all(arm["threads"] == 1 for arm in arms.values())
+
+
+def test_help_and_completion_name_every_group():
+    assert {case.rsplit("-", 1)[0] for case in CASES} == set(_GROUPS.split(", "))
+    assert _complete_case("layer") == ["layer", "layer-1", "layer-16", "layer-512"]
+    assert _GROUPS in " ".join(colibri("bench", "--help").stdout.decode().split())
+
+
+def test_runs_without_an_arm_in_common_are_an_error(earlier: Path):
+    done = colibri("bench", "--quick", "--case", "dispatch", "--compare", earlier)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"Expected an earlier run that has an arm of this one" in done.stderr
 
 
 def test_a_case_as_text():
@@ -103,7 +117,7 @@ def test_self_test_as_json():
     found = document(colibri("bench", "--self-test", "--format", "json").stdout)
     assert found["passed"]
     memory = found["self_test"][3]
-    assert memory["status"] == ("passed" if _core.sanitized() else "absent")
+    assert memory["status"] == ("passed" if _core.sanitized() else "not checked")
 
 
 @pytest.mark.parametrize("output_format", ["text", "json"])

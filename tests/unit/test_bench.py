@@ -372,6 +372,33 @@ def test_heap_growth_is_what_calls_keep():
     assert machine.heap_growth(lambda: np.empty(5_000, np.uint8)) < 5_000
 
 
+def test_the_peak_is_the_best_of_several_loops_and_the_kernels_own(monkeypatch):
+    loops = iter([3.0, 9.0, 5.0, 1.0, 1.0] * 2)
+    monkeypatch.setattr(_core, "peak_gflops", lambda threads: next(loops) * threads)
+    monkeypatch.setattr(machine, "_tile_gflops", lambda: 10.0)
+    assert machine.peak_gflops(2) == 18
+    assert machine.peak_gflops(1) == 10
+
+
+def test_the_kernels_own_rate_is_a_rate():
+    assert 0 < machine._tile_gflops() < 1e4
+
+
+def test_more_threads_have_no_lower_peak_and_all_cases_the_same():
+    def result(name, *peaks):
+        arms = [Arm("colibri", lambda n: np.ones(n), lambda: 0.0, 0, n, probe=lambda p=p: p) for n, p in peaks]
+        return runner.Result(name, "about", 1, 9, 9, measure(case(*arms, flops=9, weight_bytes=9), SHORT))
+
+    found = runner._with_common_peaks(
+        [
+            result("a", (1, {"peak_gflops": 50.0}), (2, {"peak_gflops": 40.0})),
+            result("b", (1, {"peak_gflops": 30.0}), (2, {"peak_gflops": 45.0})),
+            result("c", (1, {})),
+        ]
+    )
+    assert [[arm.peak_gflops for arm in case.arms] for case in found] == [[50, 50], [50, 50], [None]]
+
+
 def test_peak_memory_is_in_bytes():
     assert 10 << 20 < machine.peak_memory() < 1 << 40
 
@@ -413,7 +440,11 @@ def test_the_text_shows_what_the_json_holds(measured):
     text = report.run_text(measured, None, [], terminal=False)
     times, rates, calls, about, where = text.split("\n\n")
     assert [row.split()[0] for row in times.splitlines()] == [
-        *("case", "expert-call-1", "layer-1", "colibri", "model-16", "static", "mmap"),
+        *("case", "expert-call-1", "layer-1", "colibri", "model-16", "static", "mmap", "Threads:", "x"),
+    ]
+    assert [line.split(",")[1].split(":")[0] for line in where.splitlines() if line.startswith("memory read")] == [
+        " 1 thread",
+        " 2 threads",
     ]
     assert "of peak" in rates.splitlines()[0]
     assert "outside matrices" in calls.splitlines()[0]
@@ -478,17 +509,32 @@ def test_what_only_one_run_has_is_not_compared(measured):
     before = baseline(measured, 1)
     del before.times["layer-1", "colibri", 2]
     before.times["softmax", "torch", 1] = comparison.Times(1, 1, 1)
-    assert len(comparison.compare(before, measured)) == 5
+    changes = comparison.compare(before, measured)
+    assert len(changes) == 5
+    lines = [
+        "only in the earlier run: softmax torch with 1 thread",
+        "only in this run: layer-1 colibri with 2 threads",
+    ]
+    assert document(report.run_json(measured, before, changes))["comparison"]["unmatched"] == lines
+    text = report.run_text(measured, before, changes, terminal=False)
+    assert all(f"Not compared, {line}." in text.splitlines() for line in lines)
+
+
+def test_runs_without_an_arm_in_common_are_not_compared(measured):
+    before = comparison.Baseline({("softmax", "torch", 1): comparison.Times(1, 1, 1)}, measured.environment)
+    with pytest.raises(InvalidInput, match="only in the earlier run: softmax torch with 1 thread; only in this run"):
+        comparison.compare(before, measured)
 
 
 def test_another_machine_is_told(measured):
-    before = comparison.Baseline({}, {**measured.environment, "isa": "other", "cpu": None})
+    before = comparison.Baseline(baseline(measured, 1).times, {**measured.environment, "isa": "other", "cpu": None})
     found = comparison.differences(before, measured)
     assert len(found) == 2
     assert any("isa was 'other'" in line for line in found)
-    text = report.run_text(measured, before, [], terminal=False)
+    changes = comparison.compare(before, measured)
+    text = report.run_text(measured, before, changes, terminal=False)
     assert "Not a fair comparison: isa was 'other'" in text
-    assert document(report.run_json(measured, before, []))["comparison"]["differences"] == found
+    assert document(report.run_json(measured, before, changes))["comparison"]["differences"] == found
 
 
 def test_a_baseline_comes_back_from_its_file(measured, tmp_path):
@@ -565,7 +611,7 @@ def test_this_installation_passes():
         "buffers": "passed",
         "routing": "passed",
         "dispatch latency": "reported",
-        "memory safety": "passed" if _core.sanitized() else "absent",
+        "memory safety": "passed" if _core.sanitized() else "not checked",
     }
     assert _core.isa() == before
     assert document(report.self_test_json(found, runner.environment()))["passed"]

@@ -122,7 +122,7 @@ def test_the_report_says_what_was_done(tmp_path):
         "output": str(output),
         "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
-        "stale": True,
+        "before": "missing",
         "written": True,
     }
     assert done.to_text() == (
@@ -137,7 +137,7 @@ def test_a_file_that_is_up_to_date_is_not_touched(tmp_path):
     os.utime(output, (1, 1))
     inode = output.stat().st_ino
     done = generate(GATES / "tensor.pt", output)
-    assert (done.stale, done.written) == (False, False)
+    assert (done.before, done.written) == ("up to date", False)
     assert (output.stat().st_mtime, output.stat().st_ino) == (1, inode)
     assert "up to date" in done.to_text()
 
@@ -147,7 +147,7 @@ def test_a_stale_file_is_replaced(tmp_path):
     generate(GATES / "coarse.npy", output)
     before = output.read_bytes()
     done = generate(GATES / "full.npy", output)
-    assert (done.stale, done.written) == (True, True)
+    assert (done.before, done.written, done.stale) == ("stale", True, False)
     assert output.read_bytes() != before
     assert names_in(tmp_path) == ["table.c"]
 
@@ -158,8 +158,9 @@ def test_check_writes_nothing(tmp_path, content):
     if content is not None:
         output.write_bytes(content)
     done = generate(GATES / "full.npy", output, check=True)
-    assert (done.stale, done.written) == (True, False)
-    assert "stale" in done.to_text()
+    before = "missing" if content is None else "stale"
+    assert (done.before, done.written, done.stale) == (before, False, True)
+    assert f": {before}, " in done.to_text()
     assert (output.read_bytes() if output.exists() else None) == content
     generate(GATES / "full.npy", output)
     assert not generate(GATES / "full.npy", output, check=True).stale
@@ -189,7 +190,7 @@ def test_a_gate_is_read_c_contiguous():
         ({"shared": (1, 8), "gate": (2, 8)}, {}, "gate"),
         ({"square": (8, 8), "gate": (2, 8)}, {}, "gate"),
         ({"only": (8, 8)}, {}, "only"),
-        ({"only": (9, 3)}, {}, "only"),
+        ({"only": (9, 3)}, {"hidden_size": 3}, "only"),
         ({"small": (4, 8), "wide": (4, 16)}, {"key": "small"}, "small"),
     ],
 )
@@ -221,6 +222,43 @@ def test_a_file_without_a_gate_lists_what_there_is(tmp_path):
     with pytest.raises(InvalidInput, match="got 0 of 2") as caught:
         read_gate(source)
     assert caught.value.hint == "pick one with --key\n  ids  [2, 4]  int64\n  bias  [4]  float64"
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"), [((128, 8), {}), ((8, 128), {"transposed": True}), ((128, 8), {"key": ""})]
+)
+def test_more_experts_than_features_are_refused_unless_stated(tmp_path, shape, options):
+    source = tmp_path / "gate.npy"
+    np.save(source, np.zeros(shape, np.float32))
+    with pytest.raises(
+        InvalidInput, match="at least as many features as experts, got 128 experts of hidden size 8"
+    ) as caught:
+        read_gate(source, **options)
+    assert "--transposed" in caught.value.hint
+    assert "--hidden-size 8" in caught.value.hint
+    assert read_gate(source, hidden_size=8, **options)[1].shape == (128, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "hint"),
+    [
+        (None, "--hidden-size N"),
+        ('{"hidden_size": 32}', "--hidden-size 32, as config.json beside it states"),
+        ('{"hidden_size": true}', "--hidden-size N"),
+        ('{"hidden_size": -1}', "--hidden-size N"),
+        ("[32]", "--hidden-size N"),
+        ("[" * 100_000, "--hidden-size N"),
+        ("{", "--hidden-size N"),
+    ],
+)
+def test_raw_values_hint_at_their_hidden_size(tmp_path, config, hint):
+    source = tmp_path / "gate.bin"
+    source.write_bytes(bytes(1024))
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UsageError, match="Expected --hidden-size for raw float32 values, got none") as caught:
+        read_gate(source)
+    assert caught.value.hint.startswith(hint)
 
 
 def with_value(value, dtype=np.float32):
@@ -275,8 +313,8 @@ def test_a_gate_too_large_is_refused_unread(tmp_path):
         ("missing/table.c", {}, "Expected a writable file, got no such file or directory - at .*missing/table.c"),
         ("gate.npy", {}, "Expected another file than the source, got the source - at --output"),
         ("link.npy", {}, "Expected another file than the source, got the source - at --output"),
-        ("folder.c", {}, "Expected a writable file, got is a directory - at .*folder.c"),
-        ("n" * 300 + ".c", {}, "Expected a writable file, got file name too long"),
+        ("folder.c", {}, "Expected a writable file, got a directory - at .*folder.c"),
+        ("n" * 300 + ".c", {}, "Expected a writable file, got a name that is too long"),
     ],
 )
 def test_what_cannot_be_written_is_refused(tmp_path, output, options, message):
@@ -313,7 +351,9 @@ def gen_router(request):
 def test_the_whole_way(gen_router, tmp_path):
     output = tmp_path / "table.c"
     arguments = (GATES / "raw.bin", "--hidden-size", "32", "--output", output)
-    assert gen_router(*arguments, "--check")[0] == 1
+    code, text, _ = gen_router(*arguments, "--check")
+    assert code == 1
+    assert text.startswith(f"{output}: missing")
     assert not output.exists()
     code, text, errors = gen_router(*arguments)
     assert (code, errors) == (0, "")
@@ -340,11 +380,15 @@ def test_the_json_report_keeps_its_schema(gen_router, tmp_path):
     schema = json.loads((files("colibri_cli") / "schema" / "gen-router.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     arguments = (GATES / "state_dict.pt", "--output", tmp_path / "table.bin", "--format", "json")
-    for flags, state in (("--check",), (True, False)), ((), (True, True)), (("--check",), (False, False)):
+    for flags, state in (
+        (("--check",), ("missing", False)),
+        ((), ("missing", True)),
+        (("--check",), ("up to date", False)),
+    ):
         report = json.loads(gen_router(*arguments, *flags)[1])
         jsonschema.validate(report, schema)
         assert report["key"] == "gate.weight"
-        assert (report["stale"], report["written"]) == state
+        assert (report["before"], report["written"]) == state
 
 
 def test_exit_codes(gen_router, tmp_path):

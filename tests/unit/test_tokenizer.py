@@ -156,5 +156,5 @@ def test_a_file_that_is_no_model_is_refused_quietly(
 def test_a_missing_model_cannot_be_run(tmp_path: Path):
     with pytest.raises(UsageError, match="no such file"):
         Tokenizer(tmp_path / "none.model")
-    with pytest.raises(UsageError, match="is a directory"):
+    with pytest.raises(UsageError, match="got a directory"):
         Tokenizer(tmp_path)

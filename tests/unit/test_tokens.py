@@ -84,7 +84,7 @@ def test_an_npy_file_is_recognised(tmp_path: Path):
 def test_a_missing_file_and_a_directory_cannot_be_read(tmp_path: Path):
     with pytest.raises(UsageError, match="no such file"):
         read_tokens(tmp_path / "none.bin")
-    with pytest.raises(UsageError, match="is a directory"):
+    with pytest.raises(UsageError, match="got a directory"):
         read_tokens(tmp_path)
 
 

@@ -117,6 +117,10 @@ def test_gated_experts_are_larger(bundle):
     assert files(bundle) == []
 
 
+def test_a_fraction_is_shown(bundle):
+    assert files(write(bundle, {"hidden_size": 127.5})) == [("$.hidden_size", "integer", "127.5")]
+
+
 def test_files_are_checked_as_far_as_the_config_is_sound(bundle):
     (bundle / "head.bin").unlink()
     (bundle / "experts/expert_1.bin").unlink()

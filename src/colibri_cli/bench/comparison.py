@@ -108,7 +108,13 @@ def _times(arm: dict[str, Any]) -> Times:
 
 
 def compare(before: Baseline, now: Run) -> list[Change]:
-    """Judge every arm that both runs have."""
+    """Judge every arm that both runs have.
+
+    Raises
+    ------
+    InvalidInput
+        There is none.
+    """
     changes = []
     for result in now.results:
         for arm in result.arms:
@@ -116,7 +122,26 @@ def compare(before: Baseline, now: Run) -> list[Change]:
             if earlier is not None:
                 verdict = _verdict(earlier, Times(arm.p50_ns, arm.low_ns, arm.high_ns))
                 changes.append(Change(result.name, arm.name, arm.threads, earlier.p50_ns, arm.p50_ns, verdict))
+    if not changes:
+        raise InvalidInput(
+            expected="an earlier run that has an arm of this one",
+            got="; ".join(unmatched(before, now)),
+            at="--compare",
+            hint="the same --case and --threads as for the earlier run",
+        )
     return changes
+
+
+def unmatched(before: Baseline, now: Run) -> list[str]:
+    """Say which arms only one of the runs has, a line for each run that has any."""
+    found = {(result.name, arm.name, arm.threads) for result in now.results for arm in result.arms}
+    sides = {"only in the earlier run": before.times.keys() - found, "only in this run": found - before.times.keys()}
+    return [f"{side}: {', '.join(map(_named, sorted(arms)))}" for side, arms in sides.items() if arms]
+
+
+def _named(key: tuple[str, str, int]) -> str:
+    case, arm, threads = key
+    return f"{case} {arm} with {threads} thread{'s' * (threads != 1)}"
 
 
 def _verdict(before: Times, now: Times) -> str:

@@ -36,8 +36,8 @@ class Phase:
     Attributes
     ----------
     name : str
-    status : {"passed", "failed", "reported", "absent"}
-        "reported": measured and not judged; "absent": this build cannot.
+    status : {"passed", "failed", "reported", "not checked"}
+        "reported": measured and not judged; "not checked": this build cannot.
     detail : str
     """
 
@@ -154,7 +154,7 @@ def _memory_safety() -> Phase:
     """Let a sanitizer watch the kernels at awkward sizes, in a process of its own, which a finding ends."""
     name = "memory safety"
     if not _core.sanitized():
-        return Phase(name, "absent", "this build has no sanitizers; `make debug` makes one that has")
+        return Phase(name, "not checked", "this is not the sanitizer build (make debug)")
     options = {key: ":".join(filter(None, [os.environ.get(key), value])) for key, value in _SANITIZERS.items()}
     command = [sys.executable, "-m", "colibri_cli.bench.memory_safety"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **options})  # noqa: S603  # our own module

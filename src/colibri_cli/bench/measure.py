@@ -55,7 +55,7 @@ class Measured:
     ratio : float, optional
         Time of this arm by that of the first, the median of the rounds.
     gflops, peak_gflops : float, optional
-        Rate of the case's operations at P50, and the most that this instruction set and these threads did in a round.
+        Rate of the case's operations at P50, and the most that these threads did; see `machine.peak_gflops`.
     weights_gb_s : float, optional
         Rate at which the weights that a call needs went by at P50, from wherever they lay.
     outside_share : float, optional

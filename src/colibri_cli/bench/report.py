@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from colibri_cli.bench.comparison import SCHEMA, differences
+from colibri_cli.bench.comparison import SCHEMA, differences, unmatched
 from colibri_cli.report import Column, json_document, table
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _NONE = "-"
 _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
-_STATUS = {"passed": "green", "failed": "bold red", "reported": "", "absent": "dim"}
+_STATUS = {"passed": "green", "failed": "bold red", "reported": "", "not checked": "dim"}
 _VERDICT = {"slower": "bold red", "faster": "green", "same": "dim"}
 
 
@@ -29,6 +29,7 @@ def run_json(run: Run, before: Baseline | None, changes: Sequence[Change]) -> by
     if before is not None:
         document["comparison"] = {
             "differences": differences(before, run),
+            "unmatched": unmatched(before, run),
             "changes": [asdict(change) for change in changes],
         }
     return json_document(document)
@@ -91,7 +92,12 @@ def _times(run: Run, *, terminal: bool) -> str:
         ]
         for result, arm in _arms(run.results)
     ]
-    return table(columns, rows, terminal=terminal)
+    note = (
+        "Threads: at most; work too small to be worth sharing stays on one. Spread: the middle half of the rounds' "
+        "medians, by P50.\n"
+        "x first: time by that of the case's first arm, below 1 is faster. Error: of the answer, against float64.\n"
+    )
+    return table(columns, rows, terminal=terminal) + note
 
 
 def _rates(run: Run, *, terminal: bool) -> str:
@@ -104,7 +110,10 @@ def _rates(run: Run, *, terminal: bool) -> str:
         rates = [f"{arm.gflops:.1f}", f"{arm.peak_gflops:.1f}", f"{arm.gflops / arm.peak_gflops:.0%}"]
         reads = [f"{arm.weights_gb_s:.1f}", f"{memory:.1f}", f"{arm.weights_gb_s / memory:.0%}"]
         rows.append([*_names(result, arm), *rates, *reads])
-    note = "Weights that fit the caches come faster than memory's rate, so their share may pass 100 %.\n"
+    note = (
+        "Peak: the best that so many threads reached during the run in multiply-adds that need no memory.\n"
+        "Weights that fit the caches come faster than memory's rate, so their share may pass 100 %.\n"
+    )
     return table(columns, rows, terminal=terminal) + note
 
 
@@ -122,6 +131,8 @@ def _calls(run: Run, *, terminal: bool) -> str:
         if arm.allocated_bytes is not None
     ]
     note = (
+        "Outside matrices: share of a call that multiplies by no weights of mixer, gate, experts or head. Of it "
+        "unpacking: turning mapped rows into panels, also as a share of the call.\n"
         "Allocated: by Python and NumPy at most during one warmed call, its result included. "
         "C heap: in use after more calls, as a rule 20.\n"
     )
@@ -143,6 +154,7 @@ def _changes(before: Baseline, run: Run, changes: Sequence[Change], *, terminal:
         for change in changes
     ]
     notes = "".join(f"Not a fair comparison: {difference}.\n" for difference in differences(before, run))
+    notes += "".join(f"Not compared, {arms}.\n" for arms in unmatched(before, run))
     return table(columns, rows, terminal=terminal) + notes
 
 
@@ -157,7 +169,7 @@ def _environment(run: Run) -> str:
         "peak memory of this process": f"{run.peak_memory_bytes:,} bytes",
     }
     for threads, rate in run.read_gb_s.items():
-        found[f"memory read, {threads} threads"] = f"{rate:.1f} GB/s of {run.read_bytes:,} bytes"
+        found[f"memory read, {threads} thread{'s' * (threads != 1)}"] = f"{rate:.1f} GB/s of {run.read_bytes:,} bytes"
     return "".join(f"{name.replace('_', ' ')}: {_value(value)}\n" for name, value in found.items())
 
 

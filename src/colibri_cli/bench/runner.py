@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from colibri_cli import __version__, _core
@@ -43,7 +44,7 @@ class Run:
     clock_ns : dict of str to float
         What reading the clock costs in the core and from Python.
     read_gb_s : dict of int to float
-        By number of threads, the rate at which they read ``read_bytes`` of memory.
+        By number of threads, the best rate at which so many or fewer read ``read_bytes`` of memory.
     read_bytes : int
     peak_memory_bytes : int
         Of this process when all cases were done, all that it imported included.
@@ -136,12 +137,24 @@ def run(
     found = environment()
     n_bytes = machine.bytes_beyond_caches(describe())
     counts = sorted({arm.threads for result in results if result.weight_bytes for arm in result.arms})
+    rates = [machine.read_gb_s(n_bytes, count, quick=quick) for count in counts]  # more threads can do what fewer do
     return Run(
-        results=results,
+        results=_with_common_peaks(results),
         environment=found,
         clock_ns={"core": core_clock_ns(), "python": python_clock_ns()},
-        read_gb_s={count: machine.read_gb_s(n_bytes, count, quick=quick) for count in counts},
+        read_gb_s=dict(zip(counts, accumulate(rates, max), strict=True)),
         read_bytes=n_bytes,
         peak_memory_bytes=peak,
         quick=quick,
     )
+
+
+def _with_common_peaks(results: list[Result]) -> list[Result]:
+    """Give all arms of a number of threads the best peak that the run saw of so many threads or fewer."""
+    peaks = [(arm.threads, arm.peak_gflops) for result in results for arm in result.arms if arm.peak_gflops]
+
+    def common(arm: Measured) -> Measured:
+        reached = [peak for threads, peak in peaks if threads <= arm.threads]
+        return arm if arm.peak_gflops is None else replace(arm, peak_gflops=max(reached))
+
+    return [replace(result, arms=[common(arm) for arm in result.arms]) for result in results]

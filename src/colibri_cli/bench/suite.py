@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri_cli import _core
-from colibri_cli.bench import oracle
+from colibri_cli.bench import machine, oracle
 from colibri_cli.bench.case import Arm, Case, core_clock_ns, from_python, in_core
 from colibri_cli.experts import Experts
 from colibri_cli.layer import MoELayer
@@ -209,7 +209,7 @@ def _layer(n_tokens: int, threads: int) -> Case:
             _EXACT,
             n_threads,
             call,
-            lambda: {"peak_gflops": _core.peak_gflops(n_threads)},
+            lambda: {"peak_gflops": machine.peak_gflops(n_threads)},
         )
 
     n_floats = len(np.unique(routed.ids)) * 3 * INTERMEDIATE * HIDDEN + N_EXPERTS * HIDDEN

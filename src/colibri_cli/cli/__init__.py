@@ -25,7 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help needs no rich, which is most of Typer's start-up time
 )
 for _command in (tokenize, infer, gen_router, validate_config, bench):
-    app.command()(with_verbosity(_command))
+    # Arguments that infer does not take are left to it, for a hint.
+    app.command(context_settings={"allow_extra_args": _command is infer})(with_verbosity(_command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -67,8 +68,10 @@ def main() -> int:
         return _INTERRUPTED
     except BrokenPipeError:
         return _discard(_CLOSED_PIPE)
-    except OSError as error:  # standard output that cannot take the help text, say
-        _complain(f"Expected input and output to work, got {error.strerror} - at {error.filename or 'standard output'}")
+    except OSError as error:  # standard output that cannot take the help text
+        from colibri_cli.report import unwritable
+
+        _complain(str(unwritable(error)))
         return _discard(2)
     except SystemExit as leaving:
         # Typer turns a closed pipe into exit 1, which here would say that the data is bad.

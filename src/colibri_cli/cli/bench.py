@@ -9,6 +9,14 @@ import typer
 from colibri_cli.cli.options import format_for
 from colibri_cli.errors import UsageError
 
+_GROUPS = "routing, softmax, dispatch, expert-call, layer, model"
+
+
+def _complete_case(incomplete: str) -> list[str]:
+    from colibri_cli.bench import CASES
+
+    return [name for name in [*_GROUPS.split(", "), *CASES] if name.startswith(incomplete)]
+
 
 class BenchFormat(StrEnum):
     """How the figures are written."""
@@ -19,7 +27,12 @@ class BenchFormat(StrEnum):
 
 def bench(
     case: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this case, or those that begin so; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Only this case, such as layer-16, or this group: {_GROUPS}; repeatable.",
+            autocompletion=_complete_case,
+        ),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=256, metavar="N", help="For the threaded arms.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few seconds, with a wider spread.")] = False,

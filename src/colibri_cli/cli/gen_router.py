@@ -22,7 +22,7 @@ def gen_router(
         ),
     ],
     output: Annotated[
-        Path, typer.Option(metavar="FILE", help="Ends in .c, .h, .bin or .npy, which is what it becomes.")
+        Path, typer.Option(metavar="FILE", help="Becomes what its ending says: .c or .h (C11, not C++), .bin, .npy.")
     ],
     key: Annotated[
         str | None,
@@ -33,7 +33,7 @@ def gen_router(
         typer.Option(metavar="IDENTIFIER", help="The table's name in C; default: colibri_router_table."),
     ] = None,
     hidden_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Needed for raw values; else compared.")
+        int | None, typer.Option(min=1, metavar="N", help="Needed for raw values, and for more experts than features.")
     ] = None,
     transposed: Annotated[bool, typer.Option("--transposed", help="The tensor is [hidden_size, n_experts].")] = False,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if FILE is missing or stale.")] = False,
@@ -49,5 +49,5 @@ def gen_router(
 
     done = generate(source, output, key=key, name=name, hidden_size=hidden_size, transposed=transposed, check=check)
     emit(done.to_json() if report_format is ReportFormat.JSON else done.to_text())
-    if check and done.stale:
+    if done.stale:
         raise typer.Exit(1)

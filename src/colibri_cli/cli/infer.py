@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from colibri_cli.cli.options import format_for, pin, refuse_terminal
+from colibri_cli.cli.options import check_output, format_for, pin, refuse_terminal
 from colibri_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,10 +60,17 @@ class InferFormat(StrEnum):
     NPY = "npy"
 
 
-_ENDINGS = {".json": InferFormat.JSON, ".jsonl": InferFormat.JSONL, ".npy": InferFormat.NPY}
+_ENDINGS = {
+    ".txt": InferFormat.TEXT,
+    ".json": InferFormat.JSON,
+    ".jsonl": InferFormat.JSONL,
+    ".npy": InferFormat.NPY,
+}
+_CACHE_EXPERTS = 4
 
 
 def infer(
+    context: typer.Context,
     input_file: Annotated[
         str | None,
         typer.Option("--input", metavar="FILE", help="Token ids, raw int32 (.bin); - is standard input."),
@@ -74,7 +81,7 @@ def infer(
         Path | None, typer.Option(metavar="DIR", help="Expert files, expert_<i>.bin; default: the bundle's.")
     ] = None,
     task: Annotated[Task, typer.Option(help="What the model must be made for.")] = Task.TOKEN_CLASSIFICATION,
-    by: Annotated[Unit, typer.Option(help="What a row is, in text and jsonl.")] = Unit.WORD,
+    by: Annotated[Unit, typer.Option(help="A row of text and jsonl; json has both, npy pieces.")] = Unit.WORD,
     output_format: Annotated[
         InferFormat | None,
         typer.Option("--format", help="Default: what the output file's ending says, else text."),
@@ -85,10 +92,13 @@ def infer(
         bool | None, typer.Option("--balance/--no-balance", help="Default: the bundle's.", show_default=False)
     ] = None,
     loading: Annotated[Loading, typer.Option(help="How experts come into memory.")] = Loading.MMAP,
-    cache_experts: Annotated[int, typer.Option(min=1, metavar="N", help="Experts kept by --loading on-demand.")] = 4,
+    cache_experts: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help=f"Experts kept by --loading on-demand; default: {_CACHE_EXPERTS}."),
+    ] = None,
     preload: Annotated[bool, typer.Option("--preload", help="Touch all expert pages first.")] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Default: what affinity and cgroup quota allow.")
+        int | None, typer.Option(min=1, max=256, metavar="N", help="Default: what affinity and cgroup quota allow.")
     ] = None,
     pin_cpus: Annotated[
         str | None, typer.Option("--pin", metavar="CPUS", help="Run on these CPUs only, e.g. 0,2-3.")
@@ -98,11 +108,18 @@ def infer(
     """Classify the words of a text or of a token file.
 
     Text shows each word with its experts and class, the load of each expert and the whole input's classes.
+
+    The class of a word of several pieces is that of the largest sum of their log-probabilities, and its
+    probability is that sum normalised. Its experts' weights are means over the pieces; +n counts further experts.
     """
+    if context.args:
+        hint = "--text takes a text, in quotes; --input takes a file of token ids"
+        raise UsageError(expected="options only", got=repr(context.args[0]), at="the command line", hint=hint)
     if (input_file is None) == (text is None):
         got = "neither" if text is None else "both"
         raise UsageError(expected="--input FILE or --text TEXT", got=got, at="the command line")
-    chosen = output_format or format_for(output, _ENDINGS, InferFormat.TEXT)
+    chosen = output_format or format_for(output, _ENDINGS, InferFormat.TEXT, strict=True)
+    check_output(output)
     if chosen is InferFormat.NPY and output is None:
         refuse_terminal("npy")
     if pin_cpus is not None:
@@ -112,14 +129,17 @@ def infer(
     from colibri_cli.formats.tokens import read_tokens
     from colibri_cli.model import Model
 
-    seconds = {"io": 0.0, "tokenize": 0.0}
+    if cache_experts is not None and loading is not Loading.ON_DEMAND:
+        _log.warning("--cache-experts has no effect with --loading %s", loading.value)
+    seconds = {"io": 0.0, "open": 0.0, "tokenize": 0.0}
     with _timed(seconds, "io"):
         ids = None if input_file is None else read_tokens(input_file)
+    with _timed(seconds, "open"):
         opened = Model.open(
             model,
             experts_dir,
             loading=loading.value,
-            cache_experts=cache_experts,
+            cache_experts=cache_experts or _CACHE_EXPERTS,
             threads=threads,
             gating=None if gating is None else gating.value,
             balance=balance,
@@ -143,12 +163,17 @@ def infer(
         "seconds": {part: round(value, 9) for part, value in (seconds | inference.seconds).items()},
     }
     _log_run(run)
+    latency = infer_report.Latency(milliseconds) if repeat > 1 else None
+    if latency is not None:
+        _log.info("latency: %s", latency)
+    if not len(ids):
+        _log.info("no tokens: nothing to classify")
 
     if chosen is InferFormat.NPY:
         report.emit(infer_report.infer_npy(inference), output)
         return
-    latency = infer_report.Latency(milliseconds) if repeat > 1 else None
-    answer = infer_report.Answer(task.value, opened.classes, inference, tokenizer.words(ids), tokenizer.pieces(ids))
+    words = tokenizer.words(ids, text)
+    answer = infer_report.Answer(task.value, opened.classes, inference, words, tokenizer.pieces(ids))
     if chosen is InferFormat.JSON:
         report.emit(infer_report.infer_json(answer, run, latency), output)
     elif chosen is InferFormat.JSONL:

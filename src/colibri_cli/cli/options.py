@@ -22,7 +22,15 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More about what 
 
 
 def set_verbosity(*, quiet: bool, verbose: bool) -> None:
-    """Send the package's log lines to standard error: from INFO on, WARNING if quiet, DEBUG if verbose."""
+    """Send the package's log lines to standard error: from INFO on, WARNING if quiet, DEBUG if verbose.
+
+    Raises
+    ------
+    UsageError
+        It is to be both.
+    """
+    if quiet and verbose:
+        raise UsageError(expected="--quiet or --verbose", got="both", at="the command line")
     logging.raiseExceptions = False  # standard error may be a pipe that was closed
     log = logging.getLogger("colibri_cli")
     log.handlers = [logging.StreamHandler(sys.stderr)]
@@ -48,9 +56,41 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def format_for(output: Path | None, endings: Mapping[str, _Format], otherwise: _Format) -> _Format:
-    """Choose the format that the output file's ending names."""
-    return otherwise if output is None else endings.get(output.suffix.lower(), otherwise)
+def format_for(
+    output: Path | None, endings: Mapping[str, _Format], otherwise: _Format, *, strict: bool = False
+) -> _Format:
+    """Choose the format that the output file's ending names.
+
+    Raises
+    ------
+    UsageError
+        ``strict``, and the file has an ending that names none.
+    """
+    ending = "" if output is None else output.suffix.lower()
+    if strict and ending and ending not in endings:
+        *others, last = endings
+        raise UsageError(
+            expected=f"a file ending in {', '.join(others)} or {last}",
+            got=ending,
+            at=f"--output {output}",
+            hint="--format says what to write, whatever the ending",
+        )
+    return endings.get(ending, otherwise)
+
+
+def check_output(output: Path | None) -> None:
+    """Refuse a file that plainly cannot be written, before the work is done.
+
+    Raises
+    ------
+    UsageError
+        It is a directory, or would lie where there is none.
+    """
+    if output is None:
+        return
+    got = "a directory" if output.is_dir() else None if output.parent.is_dir() else "no such folder"
+    if got is not None:
+        raise UsageError(expected="a writable file", got=got, at=str(output))
 
 
 def refuse_terminal(name: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from colibri_cli.cli.options import format_for, refuse_terminal
+from colibri_cli.cli.options import check_output, format_for, refuse_terminal
 from colibri_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def tokenize(
 
     text = decode or (report.on_terminal(output) and not lines)
     default = TokenFormat.TEXT if text else TokenFormat.JSON if lines else TokenFormat.BIN
-    chosen = output_format or format_for(output, _ENDINGS, default)
+    chosen = output_format or format_for(output, _ENDINGS, default, strict=True)
+    check_output(output)
     if chosen is TokenFormat.BIN and (decode or lines):
         kept = "text" if decode else "line boundaries"
         raise UsageError(expected="--format json or text", got="bin, which holds no " + kept, at="--format")

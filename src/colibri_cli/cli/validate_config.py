@@ -19,7 +19,9 @@ class FindingsFormat(StrEnum):
 
 
 def validate_config(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="A bundle's config.json; - is standard input.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="A bundle, or its config.json; - is standard input.")
+    ],
     check_files: Annotated[
         bool, typer.Option("--files", help="Also check the bundle's files beside it: presence and size.")
     ] = False,
@@ -37,7 +39,8 @@ def validate_config(
 
     validation = validate_files(files, check_files=check_files)
     report.emit(render(validation, output_format.value))
-    _log.info("%s", validation.summary())
+    if validation.files:
+        _log.info("%s", validation.summary())
     validation.raise_unreadable()
     if validation.findings:
         raise typer.Exit(1)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from colibri_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# What the system says as a sentence, said as a thing that one can get.
+_REASONS = {
+    errno.EIO: "an input or output error",
+    errno.EISDIR: "a directory",
+    errno.ENAMETOOLONG: "a name that is too long",
+    errno.ENOTDIR: "a file where a folder should be",
+    errno.EROFS: "a read-only file system",
+}
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -25,11 +39,16 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 def unreadable(path: str | os.PathLike[str], error: OSError) -> UsageError:
     """Describe a file that could not be opened or read."""
-    return UsageError(expected="a readable file", got=(error.strerror or str(error)).lower(), at=os.fspath(path))
+    return UsageError(expected="a readable file", got=reason(error), at=os.fspath(path))
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
-    """Write ``data`` so that a reader sees the old file or the new one, never a part.
+def reason(error: OSError) -> str:
+    """Say what the system refused, to stand after "got" in a message."""
+    return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview | Iterable[bytes]) -> None:
+    """Write ``data``, whole or in parts, so that a reader sees the old file or the new one, never a part.
 
     A path that exists and is not a regular file (``/dev/stdout``, a named pipe) is written to directly.
 
@@ -39,17 +58,18 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview) -> 
         The folder is missing, the path is a directory, the disk is full, ...; the old file is left in place.
     """
     target = Path(path)
+    parts = (data,) if isinstance(data, bytes | memoryview) else data
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb") as stream:
-                stream.write(data)
+                stream.writelines(parts)
             return
         target = target.resolve()  # a symbolic link keeps pointing at the file that is replaced
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
+                stream.writelines(parts)
             mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
             temporary.chmod(mode)
             temporary.replace(target)
@@ -57,11 +77,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview) -> 
             temporary.unlink()
             raise
     except OSError as error:
-        raise UsageError(
-            expected="a writable file",
-            got=(error.strerror or str(error)).lower(),
-            at=os.fspath(path),
-        ) from error
+        raise UsageError(expected="a writable file", got=reason(error), at=os.fspath(path)) from error
 
 
 def _umask() -> int:

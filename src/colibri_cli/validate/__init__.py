@@ -115,7 +115,7 @@ class Validation:
 def validate_files(paths: Iterable[str | os.PathLike[str]], *, check_files: bool = False) -> Validation:
     """Check several configs; those that cannot be read do not keep the others from being checked."""
     result = Validation([], [], [])
-    for path in paths:
+    for path in map(_config_of, paths):
         try:
             result.findings.extend(validate_file(path, check_files=check_files))
         except UsageError as error:
@@ -131,7 +131,7 @@ def validate_file(path: str | os.PathLike[str], *, check_files: bool = False) ->
     Parameters
     ----------
     path : path-like
-        The config.json; ``-`` for standard input.
+        The config.json, or the bundle's directory; ``-`` for standard input.
     check_files : bool
         Also check that the bundle's files are in the config's directory and have the sizes that it fixes.
 
@@ -147,6 +147,7 @@ def validate_file(path: str | os.PathLike[str], *, check_files: bool = False) ->
     """
     if check_files and os.fspath(path) == STDIN:
         raise UsageError(expected="a file, which tells the bundle's directory", got="-", at="--files")
+    path = _config_of(path)
     _, findings = read_config(path, Path(path).parent if check_files else None)
     return findings
 
@@ -184,6 +185,10 @@ def read_config(path: str | os.PathLike[str], bundle: Path | None = None) -> tup
     except InvalidInput as error:
         return None, [Finding(name, 1, 1, "$", error.expected, error.got, "syntax")]
     return _findings(data, name, bundle)
+
+
+def _config_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    return Path(path) / "config.json" if Path(path).is_dir() else path
 
 
 def _name(path: str | os.PathLike[str]) -> str:

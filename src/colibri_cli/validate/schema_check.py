@@ -148,7 +148,7 @@ def _words(keyword: str, node: Node, schema: Schema) -> tuple[str, str]:
     """Return what a keyword expects and what was found."""
     found = node.source or node.kind
     if keyword == "type":
-        return schema["type"], node.kind
+        return schema["type"], found if (schema["type"], node.kind) == ("integer", "number") else node.kind
     if keyword == "pattern":
         return f"a string that matches {schema['pattern']}", found
     if keyword in ("const", "enum"):

@@ -83,7 +83,7 @@ def test_unreadable_file_is_exit_2_and_the_others_are_still_checked(tmp_path, ou
     assert b"top_level_array.json" in done.stdout
     message = done.stderr.decode()
     assert "missing.json (no such file or directory)" in message
-    assert f"{tmp_path} (is a directory)" in message
+    assert f"{tmp_path / 'config.json'} (no such file or directory)" in message
     assert "Traceback" not in message
 
 
@@ -94,3 +94,15 @@ def test_no_file_is_a_usage_error():
 def test_hook_runs_the_command():
     hooks = (HERE.parents[2] / ".pre-commit-hooks.yaml").read_text("utf-8")
     assert "entry: colibri validate-config\n" in hooks
+
+
+def test_a_bundle_means_its_config(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    found = colibri("validate-config", ".", cwd=tmp_path)
+    assert (found.returncode, found.stdout) == (1, b"config.json:1:1: expected object, got array - at $\n")
+
+
+def test_nothing_read_is_no_success(tmp_path):
+    done = colibri("validate-config", "none.json", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"Expected ")

@@ -125,9 +125,10 @@ class Service(ThreadingHTTPServer):
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()  # accept no more
-        with self.lock, suppress(OSError):
+        with self.lock:
             for connection in self.connections:
-                connection.shutdown(socket.SHUT_RD)  # an idle thread sees the end, a busy one answers first
+                with suppress(OSError):  # the client has gone already
+                    connection.shutdown(socket.SHUT_RD)  # an idle thread sees the end, a busy one answers first
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -150,11 +151,12 @@ class Service(ThreadingHTTPServer):
 
 def serve(layer: MoELayer, port: int) -> None:
     """Serve until SIGTERM or ctrl-C."""
-    stops = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # threads inherit this: the signal waits for sigwait
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     with Service(layer, port) as service:
         print(f"serving on http://127.0.0.1:{service.server_port}", flush=True)
-        signal.sigwait(stops)
+        stop.wait()
     print("stopped", flush=True)
 
 
@@ -213,7 +215,7 @@ def demo(layer: MoELayer, n_requests: int) -> int:
     answers = [answer for each, _ in results for answer in each]
     mixtures = sum(answer not in known for answer in answers)
     p50, p99 = np.percentile([ms for _, each in results for ms in each], [50, 99])
-    print(f"{len(answers)} answers to {N_CLIENTS} clients while expert {expert} was replaced {deployment.result()} times")
+    print(f"{len(answers)} answers to {N_CLIENTS} clients; expert {expert} replaced {deployment.result()} times")
     print(f"{answers.count(known[1])} of the old version, {answers.count(known[0])} of the new, {mixtures} mixtures")
     print(f"a request of {len(hidden)} tokens: P50 {p50:.2f} ms, P99 {p99:.2f} ms")
     return 1 if mixtures or known[0] == known[1] else 0

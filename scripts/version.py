@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Print the package's version, which colibri_cli/__init__.py states, for meson.build."""
 
 import re

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -94,6 +94,7 @@ class Model:
         *,
         cache_experts: int = 4,
         gating: str | None = None,
+        balance: bool | None = None,
         max_tokens: int = 512,
     ) -> Self:
         """Open a bundle.
@@ -109,7 +110,8 @@ class Model:
         threads : int, optional
             Default: what the CPU affinity and the cgroup's quota allow.
         gating : {"exact", "taylor"}, optional
-            Default: as the bundle's config says.
+        balance : bool, optional
+            Whether :meth:`infer` balances by itself. Default for both: as the bundle's config says.
 
         Raises
         ------
@@ -122,6 +124,8 @@ class Model:
         if not bundle.is_dir():
             raise UsageError(expected="a bundle's folder", got="no such folder", at=str(bundle))
         config = load_config(bundle / "config.json")
+        if balance is not None:
+            config = replace(config, balance=replace(config.balance, enabled=balance))
         width = check_threads(threads)
         experts = _open_experts(bundle, config, experts_dir, loading, cache_experts, width, max_tokens)
         layer = MoELayer(_open_router(bundle, config, gating, width, builtin=path is None), experts)
@@ -173,8 +177,7 @@ class Model:
         ids : array of int, (T,)
             Token ids, ``0 <= id < vocab_size``.
         balancer : Balancer, optional
-            Its state moves on by these tokens. Default: none, or a new one for each call where the bundle's config
-            enables balancing.
+            Its state moves on by these tokens. Default: none, or a new one for each call where balancing is on.
 
         Raises
         ------

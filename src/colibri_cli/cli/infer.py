@@ -3,7 +3,6 @@
 import logging
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,6 +122,7 @@ def infer(
             cache_experts=cache_experts,
             threads=threads,
             gating=None if gating is None else gating.value,
+            balance=balance,
         )
         if preload:
             opened.experts.preload()
@@ -130,8 +130,6 @@ def infer(
             tokenizer = opened.tokenizer
     if opened.config.task != task:
         raise UsageError(expected=f"a model for {task}", got=opened.config.task, at=str(opened.path))
-    if balance is not None:
-        opened.config = replace(opened.config, balance=replace(opened.config.balance, enabled=balance))
     if ids is None:
         with _timed(seconds, "tokenize"):
             ids = tokenizer.encode(text or "")

@@ -22,7 +22,7 @@ from colibri_cli.validate.schema_check import check, load_schema
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-LARGEST_CONFIG = 1 << 20  # bytes
+LARGEST_CONFIG = 1 << 18  # bytes
 RULES = {
     "syntax": "The file is JSON in UTF-8.",
     "duplicate-key": "An object has each key once.",

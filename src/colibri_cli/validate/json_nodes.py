@@ -6,6 +6,7 @@ import json
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from colibri_cli.validate.json_tokens import printable
 
@@ -13,8 +14,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_KEY = 60  # characters of a key in a pointer
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """Something wrong in a document.
 
     Attributes
@@ -80,8 +80,7 @@ class Node:
         return self.scalar
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A key, where its first character stands, and its value."""
 
     key: str

@@ -8,13 +8,17 @@ as missing. A structural error right behind another error is its echo and is not
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from colibri_cli.validate.json_nodes import Fault, Lines, Member, Node, child
+from colibri_cli.validate.json_text import INVALID_BYTES, decode
 from colibri_cli.validate.json_tokens import Flaw, Token, shown, tokenize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_DEPTH = 64  # a config has a depth of 2
 _CLOSING = {"{": "}", "[": "]"}
@@ -24,7 +28,6 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _NUMBER_LIKE = re.compile(r"[+-]?\.?[0-9]")
 _LITERALS = {"true": True, "false": False, "null": None}
 _NOT_FINITE = {"nan", "infinity", "inf"}
-_INVALID_BYTES = re.compile("[\udc80-\udcff]+")  # as the error handler "surrogateescape" decodes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Document:
 
 def parse(data: bytes | str) -> Document:
     """Parse a text, whatever is wrong with it."""
-    text, faults, readable = _decode(data)
+    text, faults, readable = decode(data)
     lines = Lines(text)
     if not readable:
         return Document(Node("damaged", 0), faults, lines, balanced=False)
@@ -67,39 +70,9 @@ def parse(data: bytes | str) -> Document:
     return Document(root, faults + parser.faults, lines, parser.balanced)
 
 
-def _decode(data: bytes | str) -> tuple[str, list[Fault], bool]:
-    """Return the text, what is wrong with its encoding, and whether it is text at all."""
-    if isinstance(data, str):
-        data = data.encode(errors="surrogatepass")
-    encoding = json.detect_encoding(data).upper()
-    if not encoding.startswith("UTF-8"):
-        return "", [_encoding_fault(0, encoding if _decodes(data, encoding) else "binary data")], False
-    faults = []
-    if data.startswith(codecs.BOM_UTF8):
-        data = data.removeprefix(codecs.BOM_UTF8)
-        faults.append(Fault(0, "$", "no byte order mark", "U+FEFF", "syntax"))
-    text = data.decode(errors="surrogateescape")
-    for match in _INVALID_BYTES.finditer(text):
-        if "\0" in text:
-            return text, [_encoding_fault(match.start(), "binary data")], False
-        found = " ".join(f"0x{ord(c) & 0xFF:02X}" for c in match[0][:4])
-        faults.append(_encoding_fault(match.start(), found))
-    return text, faults, True
-
-
-def _decodes(data: bytes, encoding: str) -> bool:
-    try:
-        data.decode(encoding)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _encoding_fault(start: int, found: str) -> Fault:
-    return Fault(start, "$", "text in UTF-8", found, "syntax")
-
-
 class _Parser:
+    """One walk over the tokens."""
+
     def __init__(self, text: str, tokens: list[Token], lines: Lines) -> None:
         self.faults: list[Fault] = []
         self.balanced = self.closed = True
@@ -150,7 +123,7 @@ class _Parser:
 
     # --- errors -------------------------------------------------------------------------------------------
 
-    def _report(self, flaws: list[Flaw]) -> None:
+    def _report(self, flaws: Sequence[Flaw]) -> None:
         if flaws:
             pointer = self._pointer()
             self.faults += [Fault(f.start, pointer, f.expected, f.found, "syntax") for f in flaws]
@@ -165,7 +138,7 @@ class _Parser:
         """Report a structural error at ``token``, unless it is an echo."""
         source = self._source(token)
         hidden = token.kind == "end" and token.flaws
-        if not self._echo and not hidden and not _INVALID_BYTES.search(source):
+        if not self._echo and not hidden and not INVALID_BYTES.search(source):
             found = shown(source)
             if token.kind == "end":
                 found = "the end of the file" if self._at else "an empty file"
@@ -176,7 +149,7 @@ class _Parser:
 
     def _bad_word(self, token: Token, expected: str) -> None:
         source = self._source(token)
-        if not _INVALID_BYTES.search(source):  # `_decode` has reported those
+        if not INVALID_BYTES.search(source):  # `decode` has reported those
             self._report([Flaw(token.start, expected, shown(source))])
 
     def _skip(self, node: Node, stops: str = ",}]") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _LEXEME = re.compile(
     r"""(?P<space>[ \t\r\n]+)
@@ -27,8 +27,7 @@ _ESCAPES = {
 _SHOWN = 60  # characters of the source that a message repeats
 
 
-@dataclass(frozen=True, slots=True)
-class Flaw:
+class Flaw(NamedTuple):
     """What should have stood at ``start``, counted in code points from the beginning of the text."""
 
     start: int
@@ -36,8 +35,7 @@ class Flaw:
     found: str
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A lexeme.
 
     Attributes
@@ -49,9 +47,9 @@ class Token:
         Code points ``[start, stop)`` of the text.
     value : str or None
         What a string says; None for other kinds and for a string whose content is uncertain.
-    flaws : list of Flaw
+    flaws : tuple of Flaw
         What is wrong with the string; of the end: a comment without an end, which may have hidden anything.
-    gap : list of Flaw
+    gap : tuple of Flaw
         What is wrong between this token and the one in front of it: comments, odd white space.
     """
 
@@ -59,8 +57,8 @@ class Token:
     start: int
     stop: int
     value: str | None = None
-    flaws: list[Flaw] = field(default_factory=list)
-    gap: list[Flaw] = field(default_factory=list)
+    flaws: tuple[Flaw, ...] = ()
+    gap: tuple[Flaw, ...] = ()
 
 
 def tokenize(text: str) -> list[Token]:
@@ -80,13 +78,13 @@ def tokenize(text: str) -> list[Token]:
             gap.append(Flaw(start, "a space, a tab or a line end", f"U+{ord(match[0][0]):04X}"))
         elif match.lastgroup != "space":
             if match.lastgroup == "string":
-                token = _string(text, match, gap)
+                token = _string(text, match, tuple(gap))
             else:
-                token = Token(match["mark"] or "word", start, at, gap=gap)
+                token = Token(match["mark"] or "word", start, at, gap=tuple(gap))
             tokens.append(token)
             at = last = token.stop
-            gap = []
-    tokens.append(Token("end", last, last, flaws=swallowed, gap=gap))
+            gap.clear()
+    tokens.append(Token("end", last, last, flaws=tuple(swallowed), gap=tuple(gap)))
     return tokens
 
 
@@ -100,7 +98,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
-def _string(text: str, match: re.Match[str], gap: list[Flaw]) -> Token:
+def _string(text: str, match: re.Match[str], gap: tuple[Flaw, ...]) -> Token:
     start, stop = match.span()
     if match["double"] is None and match["single"] is None:
         return _unclosed_string(text, start, gap)
@@ -120,7 +118,7 @@ def _string(text: str, match: re.Match[str], gap: list[Flaw]) -> Token:
     value = "".join([*parts, body[done:]])
     # Bytes that are not UTF-8 were decoded to halves of surrogate pairs, and reported then.
     certain = certain and not _HALF_PAIR.search(value)
-    return Token("string", start, stop, value if certain else None, flaws, gap)
+    return Token("string", start, stop, value if certain else None, tuple(flaws), gap)
 
 
 def _meaning(special: str, single_quote: str | None) -> tuple[str, str | None]:
@@ -140,7 +138,7 @@ def _meaning(special: str, single_quote: str | None) -> tuple[str, str | None]:
     )
 
 
-def _unclosed_string(text: str, start: int, gap: list[Flaw]) -> Token:
+def _unclosed_string(text: str, start: int, gap: tuple[Flaw, ...]) -> Token:
     """Close a string on its own line, in front of the punctuation that most likely follows it."""
     match = _LINE.match(text, start + 1)
     line = match[0] if match else ""
@@ -149,4 +147,4 @@ def _unclosed_string(text: str, start: int, gap: list[Flaw]) -> Token:
         body = body.rstrip(" \t,]}")
     stop = start + 1 + len(body)
     flaw = Flaw(start, "a closing quote on the same line", shown(text[start:stop]))
-    return Token("unclosed", start, stop, None, [flaw], gap)
+    return Token("unclosed", start, stop, None, (flaw,), gap)

@@ -1,0 +1,97 @@
+"""What this machine can do, and what a call takes of its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import tracemalloc
+from typing import TYPE_CHECKING
+
+from colibri_cli import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from colibri_cli.topology import Topology
+
+_MIB = 1 << 20
+_CALLS = 20  # between two looks at the C heap
+
+
+def bytes_beyond_caches(machine: Topology) -> int:
+    """Bytes to read for a rate that is the memory's: four times the largest cache, if that much is to be had."""
+    wanted = 4 * (machine["last_level_cache"] or 64 * _MIB)
+    free = min(size for size in (machine["memory_available"], machine["memory_limit"], 1 << 40) if size is not None)
+    return max(min(wanted, free // 4, 1 << 30), _MIB)
+
+
+def read_gb_s(n_bytes: int, threads: int, *, quick: bool) -> float:
+    """Bytes that threads read together from memory, in 10^9 a second."""
+    return _core.read_bandwidth(n_bytes, threads, 2 if quick else 6)
+
+
+def peak_memory() -> int:
+    """Bytes of memory that this process has held at most, all that it imported included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def allocated_bytes(call: Callable[[], object]) -> int:
+    """Bytes that Python and NumPy hold at most during one warmed call, its result included.
+
+    What C code takes from the C heap by itself is not among them; see `heap_growth`.
+    """
+    result = call()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        result = call()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    del result
+    return peak - before
+
+
+def heap_growth(call: Callable[[], object]) -> int | None:
+    """Bytes that the C heap has in use after a number of warmed calls and had not before them.
+
+    It sees what is kept, not what is taken and given back within a call. None: this C library does not tell.
+    """
+    call()
+    before = _heap_in_use()
+    if before is None:
+        return None
+    for _ in range(_CALLS):
+        call()
+    after = _heap_in_use()
+    return None if after is None else after - before
+
+
+class _Mallinfo2(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+def _heap_in_use() -> int | None:
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is None:
+        return None
+    function.restype = _Mallinfo2
+    heap = function()
+    return int(heap.uordblks + heap.hblkhd)

@@ -2,6 +2,8 @@
 #include <arm_neon.h>
 #include <stdint.h>
 
+#include "dots_plain.h"
+
 #define CLB_ISA neon
 #define LANES 4
 #define ROW_TILE 6 /* 24 accumulators, 4 vectors of the panel, 1 broadcast: 29 of 32 registers */
@@ -35,6 +37,20 @@ static inline vi vi_half(vi n) { return vshrq_n_s32(n, 1); }
 static inline vm vi_odd(vi n) { return vtstq_s32(n, vdupq_n_s32(1)); }
 static inline vf vf_scale(vf x, vi n) {
   return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(n, 23)));
+}
+/* A panel row of bfloat16 as vectors of columns: CLB_BF16's order in kernels.h. */
+static inline void vf_load_bf16(const void *p, vf row[4]) {
+  uint32x4_t high = vdupq_n_u32(0xffff0000), low_pairs = vld1q_u32(p), high_pairs = vld1q_u32((const uint32_t *)p + 4);
+  row[0] = vreinterpretq_f32_u32(vshlq_n_u32(low_pairs, 16));
+  row[1] = vreinterpretq_f32_u32(vshlq_n_u32(high_pairs, 16));
+  row[2] = vreinterpretq_f32_u32(vandq_u32(low_pairs, high));
+  row[3] = vreinterpretq_f32_u32(vandq_u32(high_pairs, high));
+}
+static inline vf vf_from(const int32_t *p) { return vcvtq_f32_s32(vld1q_s32(p)); }
+static inline void vf_load_i4_scales(const uint8_t *codes, vf scale[4]) {
+  float lanes[16];
+  load_i4_scales(codes, lanes);
+  for (int v = 0; v < 4; v++) scale[v] = vld1q_f32(lanes + 4 * v);
 }
 static inline void vf_transpose(vf r[LANES]) {
   float32x4x2_t a = vtrnq_f32(r[0], r[1]), b = vtrnq_f32(r[2], r[3]);

@@ -89,6 +89,8 @@ PHRASES = {
         il/f mondo/n è/v grande/m""",
 }
 
+SPACE = "\u2581"  # sentencepiece's sign for a space before a piece
+
 IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.floating[Any]]
 Router = Callable[[FloatArray], tuple[IntArray, FloatArray]]
@@ -110,6 +112,7 @@ class Recipe:
     sampled_copies: int = 4  # sampled segmentations of each sentence, beside the best one
     sampled_share: float = 0.3  # sentences that take a sampled segmentation
     sampling_alpha: float = 0.3
+    sampled_best: int = 16  # segmentations of a word to draw from
     lower_share: float = 0.1  # sentences without capitals
     phrase_copies: int = 6  # of each everyday phrase in an epoch
     short_share: float = 0.25  # sequences cut down to one to three words
@@ -124,7 +127,7 @@ class Recipe:
     label_smoothing: float = 0.03
     # routing
     gate_noise: float = 0.25  # standard deviation, on the logits
-    load_loss: float = 0.03
+    load_loss: float = 0.1
     explore_share: float = 0.2  # tokens sent to random experts of their best `explore_depth`
     explore_depth: int = 4
     refusal_share: float = 0.15  # tokens also sent to experts of the worse half, second stage
@@ -227,18 +230,46 @@ class Pieces:
     word: IntArray
 
 
+class Sampler:
+    """Draws a segmentation for each space-separated word, in proportion to its probability to the power alpha.
+
+    sentencepiece samples too, but its seed does not give the same draws in another process.
+    """
+
+    def __init__(self, tokenizer: sentencepiece.SentencePieceProcessor, recipe: Recipe) -> None:
+        self._tokenizer = tokenizer
+        self._recipe = recipe
+        self._rng = np.random.default_rng(recipe.seed)
+        self._choices: dict[str, tuple[list[list[str]], FloatArray]] = {}
+
+    def draw(self, word: str) -> list[str]:
+        """Return the pieces of one word, which starts with the space sign."""
+        if word not in self._choices:
+            found = self._tokenizer.nbest_encode(word[1:], nbest_size=self._recipe.sampled_best, return_type=str)
+            segmentations = [pieces for pieces in found if "".join(pieces) == word]
+            scores = [sum(self._score(piece) for piece in pieces) for pieces in segmentations]
+            weights = np.exp(self._recipe.sampling_alpha * (np.array(scores) - max(scores)))
+            self._choices[word] = segmentations, np.cumsum(weights / weights.sum())
+        segmentations, cumulated = self._choices[word]
+        drawn = int(np.searchsorted(cumulated, self._rng.random()))
+        return segmentations[min(drawn, len(segmentations) - 1)]
+
+    def _score(self, piece: str) -> float:
+        return float(self._tokenizer.get_score(self._tokenizer.piece_to_id(piece)))
+
+
 def to_pieces(
-    tokenizer: sentencepiece.SentencePieceProcessor, sentence: Sentence, sampling_alpha: float | None = None
+    tokenizer: sentencepiece.SentencePieceProcessor, sentence: Sentence, sampler: Sampler | None = None
 ) -> Pieces:
-    """Segment a sentence, by the best segmentation or by a sampled one."""
-    sampling: dict[str, Any] = {}
-    if sampling_alpha is not None:
-        sampling = {"enable_sampling": True, "alpha": sampling_alpha, "nbest_size": -1}
-    mapping = tokenizer.encode(sentence.text, return_type="offset_mapping", **sampling)
-    ids, offsets = mapping["ids"], mapping["offsets"]
-    surfaces = [sentence.text[begin:end] for begin, end in offsets]
-    firsts = [end - len(surface.lstrip()) for (_, end), surface in zip(offsets, surfaces, strict=True)]
-    boundaries = [index for index, piece in enumerate(mapping["pieces"]) if piece.startswith("\u2581")]
+    """Segment a sentence: the best segmentation, or a sampled one."""
+    mapping = tokenizer.encode(sentence.text, return_type="offset_mapping")
+    pieces: list[str] = mapping["pieces"]
+    surfaces = [sentence.text[begin:end] for begin, end in mapping["offsets"]]
+    firsts = [end - len(surface.lstrip()) for (_, end), surface in zip(mapping["offsets"], surfaces, strict=True)]
+    boundaries = [index for index, piece in enumerate(pieces) if piece.startswith(SPACE)]
+    if sampler is not None:
+        pieces, firsts, boundaries = _resample(pieces, firsts, boundaries, sentence.text, sampler)
+    ids = [tokenizer.piece_to_id(piece) for piece in pieces]
     starts = np.array(sentence.starts)
     owner = np.searchsorted(starts, firsts, side="right") - 1
     orphans = np.setdiff1d(np.arange(len(starts)), owner)
@@ -252,10 +283,33 @@ def to_pieces(
     )
 
 
-def copies_of(tokenizer: sentencepiece.SentencePieceProcessor, sentence: Sentence, recipe: Recipe) -> list[Pieces]:
+def copies_of(
+    tokenizer: sentencepiece.SentencePieceProcessor, sentence: Sentence, sampler: Sampler, recipe: Recipe
+) -> list[Pieces]:
     """Return the sentence as it is, without capitals, and in sampled segmentations."""
-    sampled = [to_pieces(tokenizer, sentence, recipe.sampling_alpha) for _ in range(recipe.sampled_copies)]
+    sampled = [to_pieces(tokenizer, sentence, sampler) for _ in range(recipe.sampled_copies)]
     return [to_pieces(tokenizer, sentence), to_pieces(tokenizer, lower(sentence)), *sampled]
+
+
+def _resample(
+    pieces: list[str], firsts: list[int], boundaries: list[int], text: str, sampler: Sampler
+) -> tuple[list[str], list[int], list[int]]:
+    """Draw each word's pieces anew; a word that normalisation changes keeps its own."""
+    new_pieces: list[str] = []
+    new_firsts: list[int] = []
+    new_boundaries: list[int] = []
+    for start, stop in itertools.pairwise([*boundaries, len(pieces)]):
+        new_boundaries.append(len(new_pieces))
+        word = "".join(pieces[start:stop])
+        if text.startswith(word[1:], firsts[start]):
+            drawn = sampler.draw(word)
+            lengths = itertools.accumulate((len(piece) for piece in drawn[:-1]), initial=0)
+            new_pieces += drawn
+            new_firsts += [firsts[start] + max(0, length - 1) for length in lengths]
+        else:
+            new_pieces += pieces[start:stop]
+            new_firsts += firsts[start:stop]
+    return new_pieces, new_firsts, new_boundaries
 
 
 # --- model --------------------------------------------------------------------------------------------
@@ -947,11 +1001,11 @@ def train_bundle(
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(recipe.seed)
-    sentencepiece.set_random_generator_seed(recipe.seed)
     sentences = splits[0] + list(phrases()) * recipe.phrase_copies
     tokenizer_bytes = train_tokenizer(sentences, recipe)
     tokenizer = sentencepiece.SentencePieceProcessor(model_proto=tokenizer_bytes)
-    copies = [copies_of(tokenizer, sentence, recipe) for sentence in sentences]
+    sampler = Sampler(tokenizer, recipe)
+    copies = [copies_of(tokenizer, sentence, sampler, recipe) for sentence in sentences]
     report(f"{len(sentences)} sentences, {sum(len(best.ids) for best, *_ in copies)} pieces")
     model = Classifier(recipe)
     stream = batches(copies, recipe, np.random.default_rng(recipe.seed))

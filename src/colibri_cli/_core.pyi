@@ -1,11 +1,12 @@
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 _Floats: TypeAlias = npt.NDArray[np.float32]
 _Ints: TypeAlias = npt.NDArray[np.int32]
+_T = TypeVar("_T")
 
 GATE_KINDS: Final[dict[str, int]]
 GATINGS: Final[dict[str, int]]
@@ -130,3 +131,27 @@ class Head:
     @property
     def threads(self) -> int: ...
     def run(self, h: _Floats) -> tuple[_Floats, _Ints]: ...
+
+# Timing and self-test, for colibri_cli.bench.
+
+_Times: TypeAlias = npt.NDArray[np.float64]
+
+def time_clock(ns: _Times, /) -> None: ...
+def time_route(gate: Gate, hidden: _Floats, ids: _Ints, weights: _Floats, n_tokens: int, ns: _Times, /) -> None: ...
+def time_softmax(logits: _Floats, out: _Floats, gating: int, ns: _Times, /) -> None: ...
+def time_dispatch(ids: _Ints, top_k: int, offsets: _Ints, order: _Ints, ns: _Times, /) -> None: ...
+def time_expert(
+    kernel: ExpertKernel,
+    experts: ExpertSet,
+    slots: _Ints,
+    hidden: _Floats,
+    y: _Floats,
+    n_calls: int,
+    ns: _Times,
+    /,
+) -> None: ...
+def metered(call: Callable[[], _T], /) -> tuple[_T, int, int, int, int]: ...
+def peak_gflops(threads: int, /) -> float: ...
+def read_bandwidth(n_bytes: int, threads: int, n_tries: int, /) -> float: ...
+def addresses(holder: Gate | ExpertKernel | Expert | Mixer | Head | None, /) -> list[int]: ...
+def sanitized() -> bool: ...

@@ -40,7 +40,12 @@ class MoELayer:
         self.router = router
         self.experts = experts
 
-    def __call__(self, hidden: npt.ArrayLike, balancer: Balancer | None = None) -> npt.NDArray[np.float32]:
+    def __call__(
+        self,
+        hidden: npt.ArrayLike,
+        balancer: Balancer | None = None,
+        out: npt.NDArray[np.float32] | None = None,
+    ) -> npt.NDArray[np.float32]:
         """Route float32 ``(T, H)`` and run the chosen experts; see :meth:`Router.route` and :meth:`Experts.run`."""
         routing = self.router.route(hidden, balancer)
-        return self.experts.run(hidden, routing.expert_ids, routing.expert_weights)
+        return self.experts.run(hidden, routing.expert_ids, routing.expert_weights, out)

@@ -104,7 +104,7 @@ def _read(path: Path) -> str | None:
 
 
 def _cpu_model(root: Path) -> str | None:
-    """The processor's name; on Arm, where Linux gives numbers alone, those."""
+    """Give the processor's name; on Arm, where Linux gives numbers alone, those."""
     lines = (_read(root / "proc/cpuinfo") or "").splitlines()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     if "CPU part" in fields:
@@ -121,14 +121,14 @@ def _last_level_cache(root: Path) -> int | None:
 
 
 def _governor(root: Path) -> str | None:
-    """The frequency governor; more than one where CPUs differ."""
+    """Name the frequency governor; more than one where CPUs differ."""
     paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     found = {text for path in paths if (text := _read(path)) is not None}
     return ", ".join(sorted(found)) or None
 
 
 def _thp(root: Path) -> str | None:
-    """The mode of transparent huge pages, which stands in brackets."""
+    """Name the mode of transparent huge pages, which stands in brackets."""
     found = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
     return None if found is None else found[1]
 

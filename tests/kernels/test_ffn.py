@@ -9,6 +9,8 @@ from reference import ACTIVATIONS, Ffns, integers, numbers
 
 from colibri_cli import Experts
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 # Around the lanes (8), the panel (16), four panels and the block of rows (96); each size in turn, the others odd.
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 31, 33, 95, 96, 97, 193)
 WIDTHS = (1, 7, 8, 9, 15, 16, 17, 31, 33, 47, 63, 64, 65, 81, 129)
@@ -26,26 +28,26 @@ def case(tokens, hidden, inter, n_experts, top_k, gated, bias, activation):
     """Make experts and a batch, and the answer to the last bit."""
     ffns = Ffns.make(1, n_experts, hidden, inter, gated=gated, bias=bias, activation=activation)
     x, weights = numbers(8, tokens, hidden), numbers(9, tokens, top_k)
-    ids = np.argsort(numbers(10, tokens, n_experts), axis=1)[:, :top_k].astype(np.int32)
+    ids = np.argsort(numbers(10, tokens, n_experts), axis=1, kind="stable")[:, :top_k].astype(np.int32)
     return ffns, (x, ids, weights), ffns.bits(x, ids, weights)
 
 
 @pytest.mark.parametrize(("gated", "bias"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("sizes", CASES, ids=lambda sizes: "T{}-H{}-I{}-E{}-K{}".format(*sizes))
-def test_every_bit_at_sizes_around_the_lanes(sizes, gated, bias, isa):
+def test_every_bit_at_sizes_around_the_lanes(sizes, gated, bias):
     ffns, batch, expected = case(*sizes, gated, bias, "relu")
     np.testing.assert_array_equal(Experts.from_arrays(**ffns.arrays(), threads=1).run(*batch), expected)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 1024, 300, 2, 2), (40, 300, 140, 2, 2)], ids=["decode", "prefill"])
-def test_every_bit_when_threads_share_one_expert(sizes, gated, isa):
+def test_every_bit_when_threads_share_one_expert(sizes, gated):
     ffns, batch, expected = case(*sizes, gated, True, "relu2")
     for threads in (1, 2, 5):
         np.testing.assert_array_equal(Experts.from_arrays(**ffns.arrays(), threads=threads).run(*batch), expected)
 
 
-def test_every_bit_of_the_clamped_gate(isa):
+def test_every_bit_of_the_clamped_gate():
     ffns = Ffns.make(1, 3, 19, 21, activation="relu", limit=0.25, beta=1.0)
     x, ids, weights = numbers(8, 12, 19), integers(9, 0, 3, 12, 2), numbers(10, 12, 2)
     up = ffns.expert(0, x)  # the clamp must be at work, or this shows nothing
@@ -64,7 +66,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_against_float64(activation, rule, isa):
+def test_against_float64(activation, rule):
     ffns = Ffns.make(3, 5, 33, 49, activation=activation, **rule)
     x, ids, weights = numbers(4, 23, 33) * 8, integers(5, 0, 5, 23, 3), numbers(6, 23, 3)
     found, expected = Experts.from_arrays(**ffns.arrays()).run(x, ids, weights), ffns(x, ids, weights)
@@ -82,7 +84,7 @@ def curve(activation, x, **rule):
 @pytest.mark.parametrize(
     ("activation", "relative"), [("relu", 0), ("relu2", 6e-8), ("silu", 2e-7), ("gelu", 8e-6), ("gelu_tanh", 1.2e-5)]
 )
-def test_the_curve_of_an_activation(activation, relative, isa):
+def test_the_curve_of_an_activation(activation, relative):
     x = np.concatenate([np.linspace(-9, 30, 20_001), numbers(1, 20_000) * 2, [0.0, 1e-40, -1e-40, 1e-30, -1e-30]])
     x = x.astype(np.float32)
     expected = reference.activation(activation, x.astype(np.float64))
@@ -91,14 +93,14 @@ def test_the_curve_of_an_activation(activation, relative, isa):
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.702, -2.0])
-def test_alpha_is_inside_the_sigmoid(alpha, isa):
+def test_alpha_is_inside_the_sigmoid(alpha):
     x = np.linspace(-20, 20, 4_001, dtype=np.float32)
     expected = reference.activation("silu", x.astype(np.float64), float(np.float32(alpha)))
     np.testing.assert_allclose(curve("silu", x, alpha=alpha), expected, rtol=3e-6, atol=1e-37)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_ends_of_an_activation(activation, isa):
+def test_the_ends_of_an_activation(activation):
     low, high, infinite, nan, none = curve(activation, [-50.0, 1e15, np.inf, np.nan, 0.0])
     assert abs(low) < 1e-19
     assert high == np.float32(1e15) ** (2 if activation == "relu2" else 1)
@@ -107,7 +109,7 @@ def test_the_ends_of_an_activation(activation, isa):
     assert none == 0
 
 
-def test_a_clamp_lets_nan_through_and_stops_infinity(isa):
+def test_a_clamp_lets_nan_through_and_stops_infinity():
     one = np.ones((1, 2, 1), np.float32)
     experts = Experts.from_arrays(one, one[:, :1], activation="relu", limit=3.0)
     x = np.array([[np.nan], [np.inf], [-np.inf], [2.0]], np.float32)
@@ -120,7 +122,7 @@ LAYOUTS = [("concatenated", False), ("concatenated", True), ("interleaved", Fals
 
 @pytest.mark.parametrize(("layout", "transposed"), LAYOUTS)
 @pytest.mark.parametrize(("hidden", "inter"), [(1, 1), (8, 16), (17, 9), (33, 31), (65, 7)])
-def test_layouts_hold_the_same_weights(hidden, inter, layout, transposed, isa):
+def test_layouts_hold_the_same_weights(hidden, inter, layout, transposed):
     ffns, batch, expected = case(5, hidden, inter, 3, 2, True, True, "relu")
     arrays = ffns.arrays()
     if layout == "interleaved":
@@ -152,7 +154,7 @@ def unaligned(array):
     ],
     ids=["fortran", "unaligned", "experts reversed", "inputs reversed", "every other"],
 )
-def test_weights_of_any_strides(arrange, isa):
+def test_weights_of_any_strides(arrange):
     ffns, batch, expected = case(5, 33, 31, 3, 2, True, True, "relu")
     arrays = ffns.arrays() | {"gate_up": arrange(ffns.up), "down": arrange(ffns.down)}
     np.testing.assert_array_equal(Experts.from_arrays(**arrays).run(*batch), expected)

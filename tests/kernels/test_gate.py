@@ -7,6 +7,8 @@ from reference import integers, numbers
 
 from colibri_cli import Balancer, GumbelNoise, InvalidInput, Router
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 KINDS = ("softmax-topk", "topk-softmax")
 EXPERTS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 257)
 
@@ -18,7 +20,7 @@ def identity(n_experts, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_experts", EXPERTS)
-def test_the_best_in_order_and_ties_to_the_lower_id(n_experts, kind, isa):
+def test_the_best_in_order_and_ties_to_the_lower_id(n_experts, kind):
     for n_tokens in (1, 7, 8, 9, 33):
         logits = integers(n_tokens, -3, 3, n_tokens, n_experts).astype(np.float32)  # hardly a row without ties
         for top_k in {1, min(2, n_experts), min(3, n_experts), min(8, n_experts), n_experts}:
@@ -32,7 +34,7 @@ def test_the_best_in_order_and_ties_to_the_lower_id(n_experts, kind, isa):
 @pytest.mark.parametrize("gating", ["exact", "taylor"])
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds(kind, renormalize, gating, isa):
+def test_kinds(kind, renormalize, gating):
     logits = numbers(3, 40, 12) * 6
     routing = identity(12, kind=kind, top_k=4, renormalize=renormalize, gating=gating).route(logits)
     _, weights = reference.route(logits, kind, 4, renormalize)
@@ -44,7 +46,7 @@ def test_kinds(kind, renormalize, gating, isa):
         assert (sums < 0.999).any()
 
 
-def test_renormalised_softmax_is_the_softmax_of_the_chosen(isa):
+def test_renormalised_softmax_is_the_softmax_of_the_chosen():
     weight, hidden = numbers(1, 9, 20), numbers(2, 30, 20) * 4
     one, other = (Router.from_array(weight, kind=kind, top_k=3).route(hidden) for kind in KINDS)
     np.testing.assert_array_equal(one.expert_weights, other.expert_weights)
@@ -52,7 +54,7 @@ def test_renormalised_softmax_is_the_softmax_of_the_chosen(isa):
 
 @pytest.mark.parametrize("hidden_size", [1, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 128])
 @pytest.mark.parametrize("bias", [False, True])
-def test_logits_are_one_chain_from_the_bias(hidden_size, bias, isa):
+def test_logits_are_one_chain_from_the_bias(hidden_size, bias):
     weight, hidden = numbers(1, 11, hidden_size), numbers(2, 21, hidden_size)
     offsets = numbers(3, 11) if bias else np.zeros(11, np.float32)
     logits = reference.chain(hidden, weight, offsets)
@@ -64,7 +66,7 @@ def test_logits_are_one_chain_from_the_bias(hidden_size, bias, isa):
 
 @pytest.mark.parametrize("n_tokens", [0, 1, 95, 96, 97, 300])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_tokens_around_the_blocks_and_threads(threads, n_tokens, isa):
+def test_tokens_around_the_blocks_and_threads(threads, n_tokens):
     weight, hidden = numbers(1, 20, 70), numbers(2, n_tokens, 70)
     found = Router.from_array(weight, threads=threads).route(hidden)
     expected = [Router.from_array(weight, threads=1).route(hidden[t : t + 1]) for t in range(n_tokens)]
@@ -76,7 +78,7 @@ def test_tokens_around_the_blocks_and_threads(threads, n_tokens, isa):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("tokens", [(0,), (7,), (8, 3), (300, 299, 57), (399,), (399, 100, 200)])
-def test_the_first_token_whose_logits_are_not_finite_is_named(tokens, bad, threads, isa):
+def test_the_first_token_whose_logits_are_not_finite_is_named(tokens, bad, threads):
     hidden = numbers(1, 400, 64)
     for token in tokens:
         hidden[token, token % 64] = bad
@@ -84,19 +86,19 @@ def test_the_first_token_whose_logits_are_not_finite_is_named(tokens, bad, threa
         Router.from_array(numbers(2, 17, 64), threads=threads).route(hidden)
 
 
-def test_logits_too_large_for_float32_are_refused(isa):
+def test_logits_too_large_for_float32_are_refused():
     with pytest.raises(InvalidInput, match="at token 1\n"):
         Router.from_array(np.full((3, 2), 2, np.float32)).route(np.float32([[1e37, 1e37], [3e38, 3e38], [0, 0]]))
 
 
-def test_logits_at_the_ends_of_float32_are_not(isa):
+def test_logits_at_the_ends_of_float32_are_not():
     largest = np.finfo(np.float32).max
     routing = identity(4, top_k=4).route(np.float32([[-largest, largest, 0, -largest]]))
     assert routing.expert_ids.tolist() == [[1, 2, 0, 3]]
     np.testing.assert_allclose(routing.expert_weights, [[1, 0, 0, 0]], atol=1e-30)
 
 
-def test_a_refused_batch_moves_neither_balancer_nor_noise(isa):
+def test_a_refused_batch_moves_neither_balancer_nor_noise():
     router = identity(6)
     good, bad = numbers(1, 30, 6), numbers(2, 30, 6)
     bad[17, 2] = np.nan
@@ -113,7 +115,7 @@ def test_a_refused_batch_moves_neither_balancer_nor_noise(isa):
     np.testing.assert_array_equal(router.route(good, noise=noise).expert_ids, router.route(good, noise=twin).expert_ids)
 
 
-def test_noise_that_makes_logits_overflow_does_not_move_either(isa):
+def test_noise_that_makes_logits_overflow_does_not_move_either():
     router = identity(4)
     balancer, noise, twin = Balancer(4), GumbelNoise(1e37, 5), GumbelNoise(1e37, 5)
     with pytest.raises(InvalidInput, match="at token 0\n"):

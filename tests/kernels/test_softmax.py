@@ -8,6 +8,8 @@ from reference import numbers
 
 from colibri_cli import InvalidInput, Router, _core
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 GATINGS = ("exact", "taylor")
 BOUND = {"exact": 1e-6, "taylor": 0.003}
 LARGEST = float(np.finfo(np.float32).max)
@@ -32,14 +34,14 @@ def errors(logits, gating):
 @pytest.mark.parametrize("gating", GATINGS)
 @pytest.mark.parametrize("n_columns", [8, 16, 24, 64, 1024])
 @pytest.mark.parametrize("n_tokens", [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33])
-def test_sizes_around_the_lanes(n_tokens, n_columns, gating, isa):
+def test_sizes_around_the_lanes(n_tokens, n_columns, gating):
     logits = numbers(1, n_tokens, n_columns) * 10
     assert errors(logits, gating) < BOUND[gating]
     np.testing.assert_allclose(_core.softmax(logits, gating).sum(axis=1, dtype=np.float64), 1, atol=4e-6)
 
 
 @pytest.mark.parametrize("gating", GATINGS)
-def test_every_finite_input(gating, isa):
+def test_every_finite_input(gating):
     assert errors(EXTREMES, gating) < BOUND[gating]
     differences = np.linspace(-90, 90, 100_003, dtype=np.float32)  # against one other expert: the worst case
     pairs = np.full((len(differences), 8), -LARGEST, np.float32)
@@ -49,7 +51,7 @@ def test_every_finite_input(gating, isa):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(hnp.arrays(np.float32, (9, 8), elements=FINITE | st.floats(-20, 20, width=32)))
-def test_any_finite_input(isa, logits):
+def test_any_finite_input(logits):
     for gating in GATINGS:
         assert errors(logits, gating) < BOUND[gating]
 
@@ -60,7 +62,7 @@ def test_taylor_is_not_the_exact_exponential():
 
 
 @pytest.mark.parametrize("gating", GATINGS)
-def test_equal_logits_get_equal_probabilities(gating, isa):
+def test_equal_logits_get_equal_probabilities(gating):
     logits = np.repeat(numbers(1, 20, 4) * 5, 2, axis=1)
     found = _core.softmax(logits, gating)
     np.testing.assert_array_equal(found[:, ::2], found[:, 1::2])
@@ -68,14 +70,14 @@ def test_equal_logits_get_equal_probabilities(gating, isa):
 
 
 @pytest.mark.parametrize("gating", GATINGS)
-def test_a_higher_logit_never_gets_less(gating, isa):
+def test_a_higher_logit_never_gets_less(gating):
     logits = np.arange(-1024, 0, dtype=np.float32) / 64  # crosses every boundary of the range reduction down to -16
     found = _core.softmax(logits[np.newaxis], gating)[0]
     assert (np.diff(found) >= 0).all()
 
 
 @pytest.mark.parametrize("gating", GATINGS)
-def test_rows_with_a_stride_are_read_in_place(gating, isa):
+def test_rows_with_a_stride_are_read_in_place(gating):
     whole = numbers(1, 19, 48) * 10
     np.testing.assert_array_equal(
         _core.softmax(whole[::2, 16:32], gating), _core.softmax(whole[::2, 16:32].copy(), gating)
@@ -84,7 +86,7 @@ def test_rows_with_a_stride_are_read_in_place(gating, isa):
 
 @pytest.mark.parametrize("gating", GATINGS)
 @pytest.mark.parametrize("n_experts", [1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 100])
-def test_a_router_of_any_width(n_experts, gating, isa):
+def test_a_router_of_any_width(n_experts, gating):
     router = Router.from_array(
         np.eye(n_experts, dtype=np.float32), top_k=n_experts, renormalize=False, gating=gating, threads=1
     )

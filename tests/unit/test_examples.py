@@ -1,4 +1,4 @@
-"""The examples, run as a reader runs them."""
+"""The examples, and the code in the documentation, run as a reader runs them."""
 
 import http.client
 import os
@@ -15,7 +15,8 @@ import pytest
 
 from colibri_cli import Model
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES, DOCS = ROOT / "examples", ROOT / "docs"
 ENVIRONMENT = os.environ | {"PYTHONWARNINGS": "error"}
 
 
@@ -174,3 +175,13 @@ def test_the_service_stops_cleanly(service: tuple["subprocess.Popen[str]", str],
         process.send_signal(stop)
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, output, errors) == (0, "stopped\n", "")
+
+
+def python_of(page: Path) -> str:
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return "".join(blocks)
+
+
+@pytest.mark.parametrize("page", list(filter(python_of, sorted(DOCS.glob("*.md")))), ids=lambda page: page.name)
+def test_the_python_on_a_page_of_the_documentation_runs(page: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-c", python_of(page), cwd=tmp_path)

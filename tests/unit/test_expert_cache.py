@@ -112,7 +112,7 @@ def together(n, call):
     def run():
         try:
             results.append(call())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test compares it
+        except Exception as error:  # whatever it is, the test compares it
             results.append(error)
 
     threads = [threading.Thread(target=run) for _ in range(n)]
@@ -211,7 +211,7 @@ def test_forget(disk):
     assert disk.loaded == ["a", "b", "a"]
 
 
-def test_reading_ahead_is_for_what_is_missing_and_fits(disk):
+def test_reading_ahead_is_for_what_is_missing_and_fits():
     asked = []
 
     class File:
@@ -232,7 +232,7 @@ def test_reading_ahead_is_for_what_is_missing_and_fits(disk):
 
 def test_many_threads_over_few_places(disk):
     cache = ExpertCache(disk, 3)
-    held = {name: 0 for name in "abcdefgh"}
+    held = dict.fromkeys("abcdefgh", 0)
     lock = threading.Lock()
     objects = {}
 

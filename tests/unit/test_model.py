@@ -123,8 +123,8 @@ def test_many_tokens(model):
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(0, 49), max_size=40), st.integers(0, 49))
 def test_a_token_sees_its_neighbours_and_no_further(model, ids, last):
-    longer = model.infer([*ids, last]).probabilities
-    np.testing.assert_array_equal(longer[: max(len(ids) - 2, 0)], model.infer(ids).probabilities[: max(len(ids) - 2, 0)])
+    n = max(len(ids) - 2, 0)
+    np.testing.assert_array_equal(model.infer([*ids, last]).probabilities[:n], model.infer(ids).probabilities[:n])
 
 
 def test_gating_is_the_callers_before_the_configs(small, tmp_path):
@@ -151,6 +151,16 @@ def test_balancing_is_never_silent(small, model, tmp_path):
     carried = Balancer(6, window=8, threshold=1.0, candidates=4, prefer="emptiest")
     balanced.infer(IDS, balancer=carried)
     assert answer(balanced, IDS, balancer=carried) != answer(balanced, IDS)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_balancing_is_the_callers_before_the_configs(enabled, small, model, tmp_path):
+    rule = {"enabled": enabled, "window": 8, "threshold": 1.0, "candidates": 4, "prefer": "emptiest"}
+    bundle = small[0].write(tmp_path / "bundle", balance=rule)
+    as_configured, off = answer(Model.open(bundle), IDS), answer(model, IDS)
+    on = answer(Model.open(bundle, balance=True), IDS)
+    assert answer(Model.open(bundle, balance=False), IDS) == off != on
+    assert as_configured == (on if enabled else off)
 
 
 def test_experts_of_another_folder(small, tmp_path):

@@ -148,7 +148,7 @@ def test_the_place_of_a_weight_that_is_not_finite():
 
 @pytest.mark.parametrize("shape", [(9, 11), (9, 9), (9,), (10,), (1, 9, 10), (), (0, 9)])
 def test_hidden_states_of_another_shape(shape):
-    with pytest.raises(InvalidInput, match="at hidden.shape"):
+    with pytest.raises(InvalidInput, match=r"at hidden\.shape"):
         Router.from_array(WEIGHT).route(np.zeros(shape, np.float32))
 
 

@@ -1,4 +1,4 @@
-"""The schemas, and the package's own check of a config against jsonschema's verdict."""
+"""The schemas, and what the check makes of jsonschema's errors: each has its place, none gets lost or is an echo."""
 
 import copy
 import json
@@ -38,7 +38,7 @@ def parts(schema):
         yield from parts(inner)
 
 
-def test_config_schema_uses_only_what_the_check_knows():
+def test_config_schema_uses_only_what_the_check_has_words_for():
     known = {
         "type",
         "const",
@@ -73,27 +73,34 @@ def test_output_schema_knows_the_rules():
     assert finding["properties"]["rule"]["enum"] == list(RULES)
 
 
+def faults(text):
+    return [(fault.pointer, fault.expected, fault.found) for fault in check(parse(text), CONFIG)[0]]
+
+
+def with_source(key, source):
+    """Return the text of a config that has a JSON source text for a value."""
+    return json.dumps({**GOOD, key: "@"}, ensure_ascii=False).replace('"@"', source)
+
+
 def pointers(config):
-    faults, _ = check(parse(json.dumps(config)), CONFIG)
-    return {fault.pointer for fault in faults}
+    return {pointer for pointer, _, _ in faults(json.dumps(config))}
 
 
 def pointers_of_jsonschema(config):
     return {error.json_path for error in jsonschema.Draft202012Validator(CONFIG).iter_errors(config)}
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
-def test_missing_value(place):
+@pytest.mark.parametrize("place", [place for place in PLACES if place[0] != "classes" or len(place) == 1], ids=str)
+def test_missing_key(place):
     config = copy.deepcopy(GOOD)
-    *way, last = place
-    inner = config[way[0]] if way else config
-    del inner[last]
-    assert pointers(config) == pointers_of_jsonschema(config)
+    *way, key = place
+    del (config[way[0]] if way else config)[key]
+    assert faults(json.dumps(config)) == [(".".join(["$", *way]), f'the key "{key}"', "none")]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(PLACES), ANYTHING, min_size=1, max_size=3))
-def test_verdict_on_changed_values_is_that_of_jsonschema(changes):
+def test_no_error_of_jsonschema_gets_lost_and_none_is_added(changes):
     config = copy.deepcopy(GOOD)
     for (key, *inner), value in changes.items():
         if not inner:
@@ -116,5 +123,69 @@ def test_unknown_key_is_named_where_jsonschema_names_its_object():
     assert pointers_of_jsonschema(config) == {"$"}
 
 
-def test_pattern_does_not_forgive_a_last_line_end():
-    assert pointers({**GOOD, "artifact": "experts/{i}.bin\n"}) == {"$.artifact"}
+@pytest.mark.parametrize(("key", "value"), [("artifact", "experts/{i}.bin\n"), ("classes", ["noun\n"])])
+def test_pattern_does_not_forgive_a_last_line_end(key, value):
+    assert {pointer.removesuffix("[0]") for pointer in pointers({**GOOD, key: value})} == {f"$.{key}"}
+
+
+def test_every_value_of_a_duplicate_key_is_checked():
+    text = with_source("router", '{"kind": 1, "gating": "x", "kind": "topk-softmax", "gating": "exact"}')
+    text = '{"router": {"kind": true}, ' + text[1:]
+    assert faults(text) == [
+        ("$.router.kind", "string", "boolean"),
+        ("$.router", 'the key "gating"', "none"),
+        ("$.router.kind", "string", "integer"),
+        ("$.router.gating", '"exact" or "taylor"', '"x"'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "source", "expected"),
+    [
+        ("top_k", "9" * 5000, "1 to 1024"),
+        ("top_k", "-" + "9" * 4300, "1 to 1024"),
+        ("top_k", "1e308", "1 to 1024"),
+        ("top_k", "1e400", "integer"),
+        ("top_k", "2.5", "integer"),
+        ("top_k", "true", "integer"),
+        ("schema_version", "9" * 5000, "1"),
+        ("schema_version", "true", "integer"),
+        ("balance", json.dumps(GOOD["balance"]).replace("1.8", "9" * 5000), "1 to 1024"),
+        ("balance", json.dumps(GOOD["balance"]).replace("1.8", "-1e400"), "1 to 1024"),
+        ("balance", json.dumps(GOOD["balance"]).replace("1.8", "true"), "number"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_no_number_is_too_odd(key, source, expected):
+    assert [fault[1] for fault in faults(with_source(key, source))] == [expected]
+
+
+@pytest.mark.parametrize("source", ["8", "8.0", "0.8e1", "80e-1"])
+def test_an_integer_is_one_however_it_is_written(source):
+    assert faults(with_source("n_experts", source)) == []
+
+
+def test_deepest_nesting_at_a_known_key():
+    for source in ("[" * 63 + "]" * 63, '{"a":' * 62 + "{}" + "}" * 62):
+        kind = "array" if source[0] == "[" else "object"
+        assert faults(with_source("tokenizer", source)) == [("$.tokenizer", "string", kind)]
+
+
+def test_too_many_elements_that_differ_in_type_are_one_fault_and_soon_found():
+    source = f'["a", {", ".join(map(str, range(20_000)))}]'
+    assert faults(with_source("classes", source)) == [("$.classes", "1 to 1024 elements", "20001 elements")]
+
+
+def test_elements_around_a_syntax_error_are_compared_but_not_counted():
+    repeated = ("$.classes[2]", "unique values", '"b" again, first at $.classes[0]')
+    assert faults(with_source("classes", '["b", 01, "b"]')) == [repeated]
+    assert faults(with_source("classes", "[01]")) == []
+    assert faults(with_source("classes", "[]")) == [("$.classes", "1 to 1024 elements", "0 elements")]
+
+
+def test_an_object_around_a_syntax_error_lacks_no_keys():
+    assert faults(with_source("router", '{"kind" "exact" "taylor"}')) == []
+    assert faults(with_source("router", "{}")) == [
+        ("$.router", 'the key "kind"', "none"),
+        ("$.router", 'the key "gating"', "none"),
+    ]

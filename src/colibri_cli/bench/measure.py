@@ -14,7 +14,7 @@ from colibri_cli.errors import ColibriError
 if TYPE_CHECKING:
     from colibri_cli.bench.case import Arm, Case, Times
 
-_MOST_SAMPLES = 20_000  # of an arm in one round
+_FEWEST_SAMPLES, _MOST_SAMPLES = 5, 5_000  # of an arm in one round
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,18 @@ def _checked(case: Case, arm: Arm) -> float:
 def _burst(arm: Arm, seconds: float) -> int:
     """How many samples fill a round, from a few that also warm the arm up."""
     arm.sample(1)
-    n, used = 1, 0.0
+    n, used = 1, _seconds(arm, 1)
     while used < seconds / 10 and n < _MOST_SAMPLES:
         n *= 2
-        start = perf_counter()
-        arm.sample(n)
-        used = perf_counter() - start
-    return max(1, min(int(n * seconds / max(used, 1e-9)), _MOST_SAMPLES))
+        used = _seconds(arm, n)
+    quickest = min(used, *(_seconds(arm, n) for _ in range(2)))  # a pause must not make all rounds short
+    return max(_FEWEST_SAMPLES, min(int(n * seconds / quickest), _MOST_SAMPLES))
+
+
+def _seconds(arm: Arm, n: int) -> float:
+    start = perf_counter()
+    arm.sample(n)
+    return perf_counter() - start
 
 
 def _measured(
@@ -134,7 +139,7 @@ def _measured(
 ) -> Measured:
     times = np.concatenate(rounds)
     medians = np.array([np.median(round_times) for round_times in rounds])
-    p50 = _percentile(times, 50)
+    p50 = percentile(times, 500)
     low, high = np.percentile(medians, [25, 75])
     matrices, unpacking = (np.array(probed.get(name, [])) for name in ("matrix_ns", "unpacking_ns"))
     return Measured(
@@ -143,8 +148,8 @@ def _measured(
         error=error,
         n_samples=len(times),
         p50_ns=p50,
-        p99_ns=_percentile(times, 99) if len(times) >= 100 else None,
-        p999_ns=_percentile(times, 99.9) if len(times) >= 1000 else None,
+        p99_ns=percentile(times, 990) if len(times) >= 100 else None,
+        p999_ns=percentile(times, 999) if len(times) >= 1000 else None,
         low_ns=float(low),
         high_ns=float(high),
         ratio=None if first is None else float(np.median(medians / np.maximum(first, 1e-3))),
@@ -158,5 +163,7 @@ def _measured(
     )
 
 
-def _percentile(times: Times, percent: float) -> float:
-    return float(np.percentile(times, percent, method="inverted_cdf"))
+def percentile(times: Times, per_mille: int) -> float:
+    """Give the nearest-rank percentile, a time that was measured."""
+    rank = -(-len(times) * per_mille // 1000)
+    return float(np.partition(times, rank - 1)[rank - 1])

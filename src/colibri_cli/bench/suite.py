@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ from colibri_cli.model import Model
 from colibri_cli.router import Router
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+    from types import ModuleType
 
     from colibri_cli.bench.case import Sampler, Times
 
@@ -56,6 +57,7 @@ def _routing(n_tokens: int, _: int) -> Case:
             _core.time_route(core, hidden, ids, weights, n_tokens, ns)
 
         def error() -> float:
+            ids.fill(-1)
             fill(np.empty(batch // n_tokens))
             return routing_error(oracle.route(hidden, weight, TOP_K), ids, weights)
 
@@ -83,7 +85,7 @@ def _softmax(_: int) -> Case:
     right = oracle.softmax(logits)
     out = np.empty_like(logits)
 
-    def called(name: str, softmax: Callable[[], npt.ArrayLike], tolerance: float = 1e-6) -> Arm:
+    def called(name: str, softmax: Callable[[], _Floats], tolerance: float = 1e-6) -> Arm:
         return Arm(name, from_python(softmax), lambda: float(np.abs(softmax() - right).max()), tolerance)
 
     def in_kernel(gating: str, tolerance: float) -> Arm:
@@ -100,7 +102,8 @@ def _softmax(_: int) -> Case:
     def by_numpy() -> _Floats:
         np.subtract(logits, logits.max(axis=1, keepdims=True), out=out)
         np.exp(out, out=out)
-        return np.divide(out, out.sum(axis=1, keepdims=True), out=out)
+        np.divide(out, out.sum(axis=1, keepdims=True), out=out)
+        return out
 
     arms = [
         called("taylor", partial(_core.softmax, logits, "taylor", out), 0.003),
@@ -108,22 +111,19 @@ def _softmax(_: int) -> Case:
         in_kernel("taylor", 0.003),
         in_kernel("exact", 1e-6),
         called("numpy", by_numpy),
-        *_torch_softmax(logits, called),
     ]
     about = f"softmax over 1,024 x {N_EXPERTS} float32, one thread, called from Python unless in the core"
+    if find_spec("torch") is not None:
+        import torch  # type: ignore[import-not-found,unused-ignore]  # optional: not there for every type check
+
+        tensor = torch.from_numpy(logits)
+        arm = called("torch", lambda: torch.softmax(tensor, dim=1).numpy())
+        arms.append(replace(arm, sample=_with_one_thread(torch, from_python(lambda: torch.softmax(tensor, dim=1)))))
+        about += f"; torch {torch.__version__} with {torch.backends.cpu.get_cpu_capability()}"
     return Case("softmax", about, 1024, arms)
 
 
-def _torch_softmax(logits: _Floats, called: Callable[[str, Callable[[], Any]], Arm]) -> Iterator[Arm]:
-    """PyTorch's arm, where PyTorch is installed, held to one thread while it is timed."""
-    if find_spec("torch") is None:
-        return
-    import torch  # type: ignore[import-not-found,unused-ignore]  # optional, so not there for every type check
-
-    tensor = torch.from_numpy(logits)
-    arm = called("torch", lambda: torch.softmax(tensor, dim=1).numpy())
-    timed = from_python(lambda: torch.softmax(tensor, dim=1))
-
+def _with_one_thread(torch: ModuleType, timed: Sampler) -> Sampler:
     def sample(n: int) -> Times:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -133,7 +133,7 @@ def _torch_softmax(logits: _Floats, called: Callable[[str, Callable[[], Any]], A
         finally:
             torch.set_num_threads(threads)
 
-    yield Arm(arm.name, sample, arm.error, arm.tolerance)
+    return sample
 
 
 def _dispatch(_: int) -> Case:
@@ -178,11 +178,12 @@ def _expert_call(n_rows: int, _: int) -> Case:
         fill(np.empty(1))
         return relative_error(y, oracle.swiglu(hidden.astype(np.float64), gate_up[3], down[3]))
 
-    about = f"one expert, hidden size {HIDDEN}, intermediate size {INTERMEDIATE}, entered with {n_rows} rows"
-    timed = "" if n_calls == 1 else f"; {n_calls} calls between two clock reads, so percentiles are of such blocks"
-    return Case(f"expert-call-{n_rows}", f"{about}; in the core{timed}", n_rows, [
-        Arm("colibri", in_core(fill, n_calls), error, _EXACT)
-    ])
+    row = "one row" if n_rows else "no row"
+    about = f"one expert, hidden size {HIDDEN}, intermediate size {INTERMEDIATE}, entered with {row}; in the core"
+    if n_calls > 1:
+        about += f"; {n_calls} calls between two clock reads, so percentiles are of such blocks"
+    arms = [Arm("colibri", in_core(fill, n_calls), error, _EXACT)]
+    return Case(f"expert-call-{n_rows}", about, n_rows, arms)
 
 
 def _layer_weights() -> tuple[_Floats, _Floats]:
@@ -215,7 +216,7 @@ def _layer(n_tokens: int, threads: int) -> Case:
     return Case(
         f"layer-{n_tokens}",
         f"router and SwiGLU experts, hidden size {HIDDEN}, intermediate size {INTERMEDIATE}, top {TOP_K} of "
-        f"{N_EXPERTS}, {n_tokens} tokens; called from Python",
+        f"{N_EXPERTS}, {n_tokens} token{'s' * (n_tokens > 1)}; called from Python",
         n_tokens,
         [arm(n) for n in _thread_counts(threads)],
         2 * n_tokens * (N_EXPERTS * HIDDEN + TOP_K * 3 * INTERMEDIATE * HIDDEN),

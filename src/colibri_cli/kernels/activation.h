@@ -1,18 +1,24 @@
 /* Activations of an expert's intermediate states. Included by ops.h. */
 
+/* g sigmoid(z), where z falls with g. Below -88 the factor is no longer held small enough to outweigh a large g: the
+ * product is 0 there, or NaN for an infinite or NaN g. */
+static inline vf times_sigmoid(vf g, vf z) {
+  return vf_select(vf_gt(z, vf_set1(-EXP_HIGHEST)), vf_mul(g, sigmoid(z)), vf_sub(g, g));
+}
+
 static inline __attribute__((always_inline)) vf activation(clb_activation kind, vf g, float alpha) {
   vf half = vf_set1(0.5f), z, tail;
   switch (kind) {
     case CLB_RELU: return vf_max(vf_set1(0.0f), g); /* NaN stays: the second operand */
     case CLB_RELU2: z = vf_max(vf_set1(0.0f), g); return vf_mul(z, z);
-    case CLB_SILU: return vf_mul(g, sigmoid(vf_mul(vf_set1(alpha), g)));
+    case CLB_SILU: return times_sigmoid(g, vf_mul(vf_set1(alpha), g));
     case CLB_GELU: /* g Phi(g), Phi(g) = erfc(-g / sqrt 2) / 2 */
       z = vf_mul(g, vf_set1(0.707106781186547524f));
       tail = vf_mul(half, erfc_positive(vf_abs(z)));
       return vf_mul(g, vf_select(vf_gt(z, vf_set1(0.0f)), vf_sub(vf_set1(1.0f), tail), tail));
     default: /* CLB_GELU_TANH: (1 + tanh u) / 2 = sigmoid(2 u), u = sqrt(2 / pi) (g + 0.044715 g^3) */
       z = vf_mul(vf_set1(1.59576912160573071f), vf_fma(vf_mul(vf_mul(g, g), g), vf_set1(0.044715f), g));
-      return vf_mul(g, sigmoid(z));
+      return times_sigmoid(g, z);
   }
 }
 

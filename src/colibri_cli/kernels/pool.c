@@ -2,7 +2,7 @@
  *
  * A call posts its job and works on it itself; idle threads join the job with the fewest of them, up to the call's own
  * width, so concurrent callers share the pool evenly and none waits for another to finish. A thread that runs out of
- * work looks for more during SPIN_ROUNDS (about 20 us), which is when the next phase of a layer arrives, and then
+ * work looks for more during SPIN_ROUNDS (10 to 20 us), which is when the next phase of a layer arrives, and then
  * sleeps: an idle pool costs nothing. */
 #include <pthread.h>
 #include <signal.h>

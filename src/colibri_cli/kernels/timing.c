@@ -12,13 +12,13 @@ static int64_t now(void) {
 }
 
 /* Makes the call n_calls times between two clock reads, n_samples times. */
-#define SAMPLE(s, call)                                  \
-  for (int i = 0; i < (s)->n_samples; i++) {             \
-    int64_t start = now();                               \
-    for (int c = 0; c < (s)->n_calls; c++) {             \
-      call;                                              \
-    }                                                    \
-    (s)->ns[i] = (double)(now() - start);                \
+#define SAMPLE(s, call)                      \
+  for (int i = 0; i < (s)->n_samples; i++) { \
+    int64_t start = now();                   \
+    for (int c = 0; c < (s)->n_calls; c++) { \
+      call;                                  \
+    }                                        \
+    (s)->ns[i] = (double)(now() - start);    \
   }
 
 void clb_time_clock(double *ns, int n_samples) {

@@ -22,7 +22,7 @@ static inline vf exp_exact(vf x) {
 }
 
 /* exp(x) for x <= 0 by x = n ln 2 / 2 + f, |f| <= ln 2 / 4, and the second-order Taylor polynomial of exp(f): off by
- * less than 0.9 parts in a thousand. */
+ * less than one part in a thousand. */
 static inline vf exp_taylor(vf x) {
   x = vf_max(x, vf_set1(EXP_LOWEST));
   vf n = vf_round(vf_mul(x, vf_set1(2.88539008177792681f)));

@@ -1,9 +1,7 @@
 """The JSON Schemas (draft 2020-12) that the package ships, and the check of a text against the config's.
 
-The check is written here, for the keywords that that schema uses, and serves ``colibri validate-config`` and every
-`load_config` alike. The library jsonschema would need as much code around it, to turn its errors into places and
-to leave out what a syntax error may have swallowed; and importing it was measured at 80 to 130 ms, which every
-``colibri infer`` would pay. The tests hold this check to jsonschema's verdict.
+The library jsonschema checks. Here its errors get their words and their places in the text, and those that a syntax
+error may have caused are left out. The words are those for the keywords that the config's schema uses.
 """
 
 from __future__ import annotations
@@ -18,7 +16,9 @@ from colibri_cli.validate.json_nodes import Fault, child
 from colibri_cli.validate.json_tokens import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+    from jsonschema.exceptions import ErrorTree, ValidationError
 
     from colibri_cli.validate.json_nodes import Node
     from colibri_cli.validate.json_parser import Document
@@ -26,13 +26,9 @@ if TYPE_CHECKING:
 Schema = Mapping[str, Any]
 SCHEMAS = Path(__file__).parents[1] / "schema"
 
-# By type: the two bounds, which a schema gives together, and their unit.
-_RANGES = {
-    "integer": ("minimum", "maximum", ""),
-    "number": ("minimum", "maximum", ""),
-    "string": ("minLength", "maxLength", " characters"),
-    "array": ("minItems", "maxItems", " elements"),
-}
+_BOUNDS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
+# What can be wrong with a value itself, without its parts; the first of them is reported.
+_KEYWORDS = ("type", "const", "enum", *_BOUNDS, "pattern")
 _SUGGESTIONS = 100  # objects with more members than this get none: they are slow to find
 
 
@@ -52,61 +48,93 @@ def check(document: Document, schema: Schema) -> tuple[list[Fault], dict[str, No
     sound : dict of str to Node
         By pointer, the values that obey the schema themselves, whatever is inside them.
     """
-    checker = _Checker(document)
-    checker.value(document.root, schema, "$")
-    return checker.faults, checker.sound
+    places = _Places(document)
+    places.value(document.root, schema, places.errors(document.root, schema), "$")
+    return places.faults, places.sound
 
 
-class _Checker:
+class _Places:
+    """A walk over a document along its schema and jsonschema's errors."""
+
     def __init__(self, document: Document) -> None:
-        self.faults: list[Fault] = []
-        self.sound: dict[str, Node] = {}
+        from jsonschema import Draft202012Validator, validators
+
+        ours = {"pattern": _pattern, "uniqueItems": _unique_items}
+        self._validator = validators.extend(Draft202012Validator, ours)  # type: ignore[no-untyped-call] # its stub
         self._balanced = document.balanced
         self._reported = {fault.start for fault in document.faults}
+        self.faults: list[Fault] = []
+        self.sound: dict[str, Node] = {}
 
-    def value(self, node: Node, schema: Schema, pointer: str) -> None:
-        if node.kind == "damaged" or (not node.whole and node.kind != schema["type"]):
+    def errors(self, node: Node, schema: Schema) -> ErrorTree:
+        from jsonschema.exceptions import ErrorTree
+
+        return ErrorTree(self._validator(schema).iter_errors(node.plain()))
+
+    def value(self, node: Node, schema: Schema, tree: ErrorTree, pointer: str) -> None:
+        if node.kind == "damaged":
             return
-        broken = _broken(node, schema)
-        if broken is not None:
-            self._fault(node.start, pointer, *broken)
-            return
+        if node.kind == schema["type"]:
+            tree.errors.pop("type", None)  # an integer too long for Python is an infinite float; its bounds refuse it
         if node.whole:
+            keyword = next((keyword for keyword in _KEYWORDS if keyword in tree.errors), None)
+            if keyword is not None:
+                self._fault(node.start, pointer, *_words(keyword, node, schema))
+                return
             self.sound[pointer] = node
-        if node.kind == "object":
-            self._members(node, schema, pointer)
-        if node.kind == "array":
-            self._elements(node, schema, pointer)
+        self._members(node, schema, tree, pointer)
+        if "items" in schema:
+            self._elements(node, schema["items"], tree, pointer)
 
     def _fault(self, start: int, pointer: str, expected: str, found: str) -> None:
         self.faults.append(Fault(start, pointer, expected, found, "schema"))
 
-    def _members(self, node: Node, schema: Schema, pointer: str) -> None:
+    def _members(self, node: Node, schema: Schema, tree: ErrorTree, pointer: str) -> None:
         properties: Mapping[str, Schema] = schema.get("properties", {})
+        last = {member.key: member for member in node.members}  # of a duplicate key, the one jsonschema was shown
         for member in node.members:
-            here = child(pointer, member.key)
-            if member.key in properties:
-                self.value(member.value, properties[member.key], here)
-            elif self._balanced and member.start not in self._reported:
-                expected = "a known key"
-                if len(node.members) <= _SUGGESTIONS:
-                    expected += _suggestion(member.key, properties)
-                self._fault(member.start, here, expected, shown(json.dumps(member.key, ensure_ascii=False)))
-        if node.whole and self._balanced:
-            for key in schema.get("required", ()):
+            key, start, value = member
+            here = child(pointer, key)
+            if key in properties:
+                inner = tree[key] if member is last[key] else self.errors(value, properties[key])
+                self.value(value, properties[key], inner, here)
+            elif "additionalProperties" in tree.errors and self._balanced and start not in self._reported:
+                similar = _suggestion(key, properties) if len(node.members) <= _SUGGESTIONS else ""
+                self._fault(start, here, f"a known key{similar}", shown(json.dumps(key, ensure_ascii=False)))
+        if "required" in tree.errors and self._balanced and node.whole:
+            for key in schema["required"]:
                 if key not in node.keys:
                     self._fault(node.start, pointer, f'the key "{key}"', "none")
 
-    def _elements(self, node: Node, schema: Schema, pointer: str) -> None:
-        first: dict[object, int] = {}
+    def _elements(self, node: Node, schema: Schema, tree: ErrorTree, pointer: str) -> None:
         for index, item in enumerate(node.items):
             here = child(pointer, index)
-            self.value(item, schema.get("items", {}), here)
-            if schema.get("uniqueItems") and here in self.sound and item.scalar is not None:
-                if item.scalar in first:
-                    found = f"{item.source} again, first at {child(pointer, first[item.scalar])}"
-                    self._fault(item.start, here, "unique values", found)
-                first.setdefault(item.scalar, index)
+            self.value(item, schema, tree[index], here)
+            repeated = tree[index].errors.get("uniqueItems")
+            if repeated is not None and here in self.sound:
+                found = f"{item.source} again, first at {child(pointer, repeated.validator_value)}"
+                self._fault(item.start, here, "unique values", found)
+
+
+def _pattern(_validator: object, pattern: str, instance: object, _schema: Schema) -> Iterator[ValidationError]:
+    """Check a pattern; jsonschema's own lets ``$`` match in front of a last line end, which JSON Schema does not."""
+    from jsonschema.exceptions import ValidationError
+
+    if isinstance(instance, str) and not re.search(re.sub(r"\$$", r"\\Z", pattern), instance):
+        yield ValidationError("no match")
+
+
+def _unique_items(_validator: object, unique: bool, instance: object, _schema: Schema) -> Iterator[ValidationError]:
+    """Yield an error for each repeated string, with the index of the first as its ``validator_value``.
+
+    jsonschema's own check does not tell which elements they are, and takes minutes where thousands differ in type.
+    """
+    from jsonschema.exceptions import ValidationError
+
+    first: dict[str, int] = {}
+    for index, item in enumerate(instance if unique and isinstance(instance, list) else ()):
+        if isinstance(item, str) and first.setdefault(item, index) != index:
+            yield ValidationError("repeated", path=[index], validator_value=first[item])
 
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
@@ -116,22 +144,19 @@ def _suggestion(key: str, known: Iterable[str]) -> str:
     return f' (similar: "{similar[0]}")' if similar else ""
 
 
-def _broken(node: Node, schema: Schema) -> tuple[str, str] | None:
-    """Return what was expected and what was found if a value itself, without its parts, breaks the schema."""
-    kind, found = schema["type"], node.source or node.kind
-    if node.kind != kind and (node.kind, kind) != ("integer", "number"):
-        return kind, node.kind
-    allowed = [schema["const"]] if "const" in schema else schema.get("enum", [node.scalar])
-    if node.scalar not in allowed:
-        *others, last = map(json.dumps, allowed)
+def _words(keyword: str, node: Node, schema: Schema) -> tuple[str, str]:
+    """Return what a keyword expects and what was found."""
+    found = node.source or node.kind
+    if keyword == "type":
+        return schema["type"], node.kind
+    if keyword == "pattern":
+        return f"a string that matches {schema['pattern']}", found
+    if keyword in ("const", "enum"):
+        *others, last = map(json.dumps, schema.get("enum", [schema.get("const")]))
         return f"{', '.join(others)} or {last}" if others else last, found
-    if kind in _RANGES:
-        lowest, highest, unit = _RANGES[kind]
-        size: Any = {"array": len(node.items), "string": len(str(node.scalar))}.get(kind, node.scalar)
-        if lowest in schema and node.whole and not schema[lowest] <= size <= schema[highest]:
-            return f"{schema[lowest]} to {schema[highest]}{unit}", f"{size}{unit}" if unit else found
-    # Where Python's $ also matches in front of a last line end, JSON Schema's does not.
-    pattern: str = schema.get("pattern", "")
-    if pattern and not re.search(re.sub(r"\$$", r"\\Z", pattern), str(node.scalar)):
-        return f"a string that matches {pattern}", found
-    return None
+    lowest, highest = (schema[bound + keyword[3:]] for bound in ("min", "max"))  # a schema gives both
+    if keyword in ("minItems", "maxItems"):
+        return f"{lowest} to {highest} elements", f"{len(node.items)} elements"
+    if keyword in ("minLength", "maxLength"):
+        return f"{lowest} to {highest} characters", f"{len(str(node.scalar))} characters"
+    return f"{lowest} to {highest}", found

@@ -16,16 +16,18 @@ from colibri_cli.topology import check_threads, describe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from colibri_cli.bench.case import Case
-
-_FULL, _QUICK = Plan(rounds=20, seconds=0.5), Plan(rounds=5, seconds=0.05)
+_FULL, _QUICK = Plan(rounds=20, seconds=0.8), Plan(rounds=5, seconds=0.05)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A case and what was found about its arms."""
+    """What was found about a case; see `Case` and `Measured`."""
 
-    case: Case
+    name: str
+    about: str
+    n_tokens: int
+    flops: int
+    weight_bytes: int
     arms: list[Measured]
 
 
@@ -65,20 +67,12 @@ class Run:
             "read_gb_s": {str(threads): rate for threads, rate in self.read_gb_s.items()},
             "read_bytes": self.read_bytes,
             "peak_memory_bytes": self.peak_memory_bytes,
-            "cases": [
-                {
-                    "name": result.case.name,
-                    "about": result.case.about,
-                    "n_tokens": result.case.n_tokens,
-                    "flops": result.case.flops,
-                    "weight_bytes": result.case.weight_bytes,
-                    "arms": [
-                        {key: value for key, value in asdict(arm).items() if value is not None} for arm in result.arms
-                    ],
-                }
-                for result in self.results
-            ],
+            "cases": [asdict(result, dict_factory=_without_none) for result in self.results],
         }
+
+
+def _without_none(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in items if value is not None}
 
 
 def environment() -> dict[str, Any]:
@@ -136,11 +130,12 @@ def run(
     results = []
     for i in steps(len(cases), "bench"):
         case = CASES[cases[i]](width)
-        results.append(Result(case, measure(case, plan)))
+        arms = measure(case, plan)
+        results.append(Result(case.name, case.about, case.n_tokens, case.flops, case.weight_bytes, arms))
     peak = machine.peak_memory()  # before the memory that is only there to be read
     found = environment()
     n_bytes = machine.bytes_beyond_caches(describe())
-    counts = sorted({arm.threads for result in results if result.case.weight_bytes for arm in result.arms})
+    counts = sorted({arm.threads for result in results if result.weight_bytes for arm in result.arms})
     return Run(
         results=results,
         environment=found,

@@ -1,0 +1,127 @@
+"""``colibri bench`` as a user runs it: quick, since what it finds is not judged here."""
+
+import json
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from command import colibri
+
+from colibri_cli import Router, _core
+from colibri_cli.cli import main
+
+SCHEMA = json.loads(files("colibri_cli").joinpath("schema/bench.schema.json").read_text())
+
+
+def document(data: bytes) -> dict:
+    parsed = json.loads(data)
+    jsonschema.validate(parsed, SCHEMA)
+    return parsed
+
+
+def test_everything_quickly():
+    done = colibri("bench", "--quick", "--threads", "1", "--format", "json")
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = document(done.stdout)
+    assert [case["name"] for case in found["cases"]] == [
+        *("routing-512", "routing-1", "softmax", "dispatch", "expert-call-0", "expert-call-1"),
+        *("layer-1", "layer-16", "layer-512", "model-16", "model-512"),
+    ]
+    arms = {(case["name"], arm["name"]): arm for case in found["cases"] for arm in case["arms"]}
+    assert arms["softmax", "taylor"]["error"] < 0.003
+    assert "ratio" in arms["softmax", "numpy"]
+    assert 0 < arms["model-16", "mmap"]["outside_share"] < 1
+    assert all(arm["threads"] == 1 for arm in arms.values())
+
+
+def test_a_case_as_text():
+    done = colibri("bench", "--quick", "--case", "dispatch", "--case", "expert-call-0")
+    assert (done.returncode, done.stderr) == (0, b"")
+    lines = done.stdout.decode().splitlines()
+    assert lines[0].split()[:6] == ["case", "arm", "threads", "P50", "P99", "P99.9"]
+    assert [line.split()[:3] for line in lines[1:3]] == [
+        ["dispatch", "colibri", "1"],
+        ["expert-call-0", "colibri", "1"],
+    ]
+    assert "64 calls between two clock reads" in done.stdout.decode()
+    assert "taken off" in done.stdout.decode()
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "earlier.json"
+    done = colibri("bench", "--quick", "--case", "expert-call-1", "--output", path)
+    assert (done.returncode, done.stdout) == (0, b"")
+    document(path.read_bytes())
+    return path
+
+
+@pytest.mark.parametrize(("factor", "code", "verdict"), [(1e-3, 1, "slower"), (1e3, 0, "faster")])
+def test_a_regression_is_an_exit_code(earlier: Path, tmp_path: Path, factor: float, code: int, verdict: str):
+    before = json.loads(earlier.read_bytes())
+    for arm in before["cases"][0]["arms"]:
+        arm.update({key: arm[key] * factor for key in ("p50_ns", "low_ns", "high_ns")})
+    path = tmp_path / "before.json"
+    path.write_text(json.dumps(before))
+    done = colibri("bench", "--quick", "--case", "expert-call-1", "--compare", path, "--format", "json")
+    assert done.returncode == code
+    assert [change["verdict"] for change in document(done.stdout)["comparison"]["changes"]] == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--case", "nothing"], 2, b"Expected one of routing-512"),
+        (["--judge"], 2, b"--judge without it"),
+        (["--self-test", "--quick"], 2, b"an option of measuring"),
+        (["--self-test", "--case", "dispatch"], 2, b"an option of measuring"),
+        (["--compare", "none.json"], 2, b"no such file"),
+        (["--compare", "bad.json"], 1, b"Expected JSON of colibri.bench/1"),
+        (["--threads", "0"], 2, b"--threads"),
+        (["--format", "xml"], 2, b"--format"),
+    ],
+)
+def test_what_cannot_be_run(tmp_path: Path, arguments: list[str], code: int, message: bytes):
+    (tmp_path / "bad.json").write_text("{}")
+    done = colibri("bench", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert message in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_this_installation_passes_its_self_test():
+    done = colibri("bench", "--self-test")
+    assert (done.returncode, done.stderr) == (0, b"")
+    rows = [line.split("  ") for line in done.stdout.decode().splitlines()]
+    assert [row[0] for row in rows] == ["phase", "buffers", "routing", "dispatch latency", "memory safety"]
+
+
+def test_self_test_as_json():
+    found = document(colibri("bench", "--self-test", "--format", "json").stdout)
+    assert found["passed"]
+    memory = found["self_test"][3]
+    assert memory["status"] == ("passed" if _core.sanitized() else "absent")
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_broken_routing_is_an_exit_code(monkeypatch, capfdbinary, output_format: str):
+    route = Router.route
+
+    def broken(self, hidden, *arguments, **keywords):
+        found = route(self, hidden, *arguments, **keywords)
+        found.expert_ids[:] = np.roll(found.expert_ids, 1, axis=0)
+        return found
+
+    monkeypatch.setattr(Router, "route", broken)
+    monkeypatch.setattr(sys, "argv", ["colibri", "bench", "--self-test", "--format", output_format])
+    assert main() == 1
+    written = capfdbinary.readouterr().out
+    if output_format == "json":
+        found = document(written)
+        assert not found["passed"]
+        assert found["self_test"][1]["status"] == "failed"
+    else:
+        assert written.decode().splitlines()[2].split()[:2] == ["routing", "failed"]

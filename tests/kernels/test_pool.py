@@ -1,0 +1,174 @@
+"""The thread pool: any number of callers, forks, no GIL, and no work while idle."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from reference import Ffns, integers, numbers
+
+from colibri_cli import Experts, Router, _core
+
+T, H, I, E, K = 120, 160, 96, 6, 2  # noqa: E741 - the sizes' usual letters
+FFNS = Ffns.make(1, E, H, I)
+BATCH = numbers(2, T, H), integers(3, 0, E, T, K), numbers(4, T, K)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return Experts.from_arrays(**FFNS.arrays(), threads=1).run(*BATCH)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
+def test_any_width(threads, expected):
+    experts = Experts.from_arrays(**FFNS.arrays(), threads=threads)
+    for _ in range(20):
+        np.testing.assert_array_equal(experts.run(*BATCH), expected)
+
+
+def test_many_threads_call_one_engine(expected):
+    experts = Experts.from_arrays(**FFNS.arrays(), threads=2)
+    router = Router.from_array(numbers(5, E, H), threads=2)
+    chosen = router.route(BATCH[0]).expert_ids
+    good = []
+
+    def call():
+        for _ in range(30):
+            same = (experts.run(*BATCH) == expected).all() and (router.route(BATCH[0]).expert_ids == chosen).all()
+            good.append(bool(same))
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert good == [True] * (8 * 30)
+
+
+def test_engines_of_different_width_share_the_pool(expected):
+    engines = [Experts.from_arrays(**FFNS.arrays(), threads=n) for n in (1, 2, 5)]
+    good = []
+
+    def call(experts):
+        good.extend(bool((experts.run(*BATCH) == expected).all()) for _ in range(30))
+
+    threads = [threading.Thread(target=call, args=(experts,)) for experts in engines * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert good == [True] * (6 * 30)
+
+
+FORK = """
+import os, sys, threading, warnings
+import numpy as np
+from reference import Ffns, integers, numbers
+from colibri_cli import Experts, Model
+
+warnings.simplefilter("ignore")  # newer Pythons warn of forks with threads, which is the point here
+ffns = Ffns.make(1, 6, 160, 96)
+batch = numbers(2, 120, 160), integers(3, 0, 6, 120, 2), numbers(4, 120, 2)
+experts = Experts.from_arrays(**ffns.arrays(), threads=2)
+model = Model.open(threads=2)
+expected, answer = experts.run(*batch), model.infer(range(300)).probabilities
+
+def good():
+    again = Experts.from_arrays(**ffns.arrays(), threads=3)
+    return all(
+        (e.run(*batch) == expected).all() and (model.infer(range(300)).probabilities == answer).all()
+        for e in (experts, again) for _ in range(5)
+    )
+
+def fork(depth):
+    child = os.fork()
+    if child == 0:
+        ok = good() and (depth == 0 or fork(depth - 1)) and good()
+        os._exit(0 if ok else 3)
+    return os.waitpid(child, 0)[1] == 0 and good()
+
+if sys.argv[1] == "idle":
+    sys.exit(0 if fork(1) else 1)
+over = threading.Event()
+def busy():
+    while not over.is_set():
+        experts.run(*batch)
+callers = [threading.Thread(target=busy) for _ in range(3)]
+for caller in callers:
+    caller.start()
+done = all([fork(0) for _ in range(8)])
+over.set()
+for caller in callers:
+    caller.join()
+sys.exit(0 if done else 1)
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_a_forked_child_may_go_on(state):
+    paths = [os.path.dirname(os.path.dirname(__file__)), os.environ.get("PYTHONPATH", "")]  # noqa: PTH120 - to join
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, state],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def long_call(name):
+    """Something that keeps one thread busy for a while without the GIL."""
+    if name == "experts":
+        experts = Experts.from_arrays(**FFNS.arrays(), threads=1)
+        return lambda: experts.run(*BATCH)
+    if name == "route":
+        router = Router.from_array(numbers(5, 1024, H), top_k=64, threads=1)
+        return lambda: router.route(BATCH[0])
+    if name == "mix":
+        mixer, ids = _core.Mixer(numbers(6, 9, H), numbers(7, 7, H, H), 1), integers(8, 0, 9, 400)
+        return lambda: mixer.run(ids)
+    head, hidden = _core.Head(numbers(9, 900, H), numbers(10, 900), 1), np.tile(BATCH[0], (3, 1))
+    return lambda: head.run(hidden)
+
+
+@pytest.mark.parametrize("name", ["experts", "route", "mix", "head"])
+def test_the_gil_is_released(name):
+    # Nobody is made to give up the GIL while this test runs, so the other thread gets on only if a call lets it go.
+    call = long_call(name)
+    before, over = sys.getswitchinterval(), False
+    ticks = 0
+
+    def tick():
+        nonlocal ticks
+        while not over:
+            ticks += 1
+            time.sleep(0)
+
+    other = threading.Thread(target=tick, daemon=True)
+    sys.setswitchinterval(1000)
+    try:
+        other.start()
+        for _ in range(300):
+            seen = ticks
+            call()
+            if ticks > seen:
+                break
+        progress = ticks > seen
+    finally:
+        over = True
+        sys.setswitchinterval(before)
+    other.join(10)
+    assert progress
+
+
+def test_an_idle_pool_costs_nothing():
+    experts = Experts.from_arrays(**FFNS.arrays(), threads=8)
+    experts.run(*BATCH)
+    before = time.process_time()  # CPU time of all threads, whatever else the machine does
+    time.sleep(0.6)
+    assert time.process_time() - before < 0.15

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     },
     "infer_report": {"model", "report", "tokenizer", "words"},
     "tokenize_report": {"report", "tokenizer"},
-    "report": set(),
+    "report": {"formats"},
     "bench": {"_core", "balance", "bench", "experts", "formats", "layer", "model", "report", "router", "topology"},
     "words": {"model", "tokenizer"},
     "model": {"_core", "arrays", "balance", "config", "experts", "formats", "layer", "router", "tokenizer", "topology"},

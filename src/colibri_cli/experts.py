@@ -117,8 +117,8 @@ class Experts:
         InvalidInput
             A shape, dtype or value is not as above.
         """
-        if dtype != "float32":
-            raise InvalidInput(expected="'float32'", got=repr(dtype), at="dtype")
+        if dtype not in _core.DTYPES:
+            raise InvalidInput(expected=f"one of {', '.join(_core.DTYPES)}", got=repr(dtype), at="dtype")
         if layout not in ("concatenated", "interleaved"):
             raise InvalidInput(expected="'concatenated' or 'interleaved'", got=repr(layout), at="layout")
         up, low = _weights("gate_up", gate_up), _weights("down", down)
@@ -136,7 +136,7 @@ class Experts:
         up_bias = _bias("gate_up_bias", gate_up_bias, (n_experts, n_up))
         low_bias = _bias("down_bias", down_bias, (n_experts, hidden))
         shape = ExpertShape(hidden, inter, activation, gated)
-        kernel = _kernel(shape, True, threads, max_tokens, alpha=alpha, beta=beta, limit=limit)
+        kernel = _kernel(shape, True, threads, max_tokens, alpha=alpha, beta=beta, limit=limit, dtype=dtype)
         entries = [
             kernel.pack(
                 up[e],
@@ -341,6 +341,7 @@ def _kernel(
     alpha: float = 1.0,
     beta: float = 0.0,
     limit: float | None = None,
+    dtype: str = "float32",
 ) -> _core.ExpertKernel:
     if shape.activation not in _core.ACTIVATIONS:
         raise InvalidInput(
@@ -364,6 +365,7 @@ def _kernel(
         limit,
         check_threads(threads),
         max_tokens,
+        _core.DTYPES[dtype],
     )
 
 

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+export PATH := $(abspath $(BIN)):$(PATH)
 SOURCES := $(shell find src models scripts meson.build meson.options pyproject.toml -type f -not -path '*/__pycache__/*')
 
 .PHONY: run test bench debug release lint clean
@@ -10,7 +11,7 @@ SOURCES := $(shell find src models scripts meson.build meson.options pyproject.t
 run: $(VENV)/wheel
 	$(BIN)/colibri infer --text "Colibri sends every word to two of eight experts."
 
-test: lint $(VENV)/wheel
+test: lint
 	$(BIN)/python scripts/check_wheel.py $(VENV)/dist
 	$(BIN)/python -m mypy.stubtest colibri_cli._core --mypy-config-file pyproject.toml
 	$(BIN)/python -m pytest
@@ -30,7 +31,7 @@ release: $(VENV)/tools
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps dist/colibri_cli-*.whl
 	touch $(VENV)/wheel
 
-lint: $(VENV)/tools
+lint: $(VENV)/wheel
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

@@ -9,8 +9,8 @@ Every figure on the card comes from the exported files, read back by NumPy alone
     python scripts/train_token_classifier.py --data DIR [--out models] [--dense | --evaluate]
 
 DIR holds ``ud/*.tsv``: ``form<TAB>UPOS[<TAB>SpaceAfter=No]``, a blank line after each sentence.
-Needs PyTorch (``pip install colibri-cli[train]``). One thread and one seed: the same weights again on the
-same machine with the same PyTorch.
+Needs PyTorch (``pip install colibri-cli[train]``) and sentencepiece 0.2.3 or newer.
+One thread and one seed: the same weights again on the same machine with the same PyTorch.
 """
 
 from __future__ import annotations
@@ -1025,6 +1025,8 @@ def main() -> None:
     )
     parser.add_argument("--evaluate", action="store_true", help="train nothing: evaluate the bundle in --out")
     arguments = parser.parse_args()
+    if arguments.dense and arguments.out == parser.get_default("out"):
+        parser.error("--dense needs an --out of its own: it must not replace the bundle")
     recipe = Recipe()
     if arguments.dense:
         active = recipe.top_k * recipe.intermediate_size

@@ -42,6 +42,9 @@ cdef extern from "kernels.h" nogil:
 
     void *clb_alloc(size_t n_bytes) noexcept
     void clb_free(void *memory) noexcept
+    int clb_watch(const void *start, size_t n_bytes) noexcept
+    void clb_unwatch(int region) noexcept
+    int clb_lost(int region) noexcept
     void clb_pool_reserve(int n_threads) noexcept
 
     ctypedef struct clb_route_job:

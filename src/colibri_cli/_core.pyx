@@ -1,4 +1,4 @@
-# cython: language_level=3, embedsignature=True, freethreading_compatible=False
+# cython: language_level=3, embedsignature=True, auto_pickle=False, autotestdict=False
 """The compiled core: declare, check, call without the GIL, return.
 
 Everything here takes buffers and gives NumPy arrays. Checks come first, so that a refused call has written nothing;
@@ -12,6 +12,7 @@ import numpy as np
 
 from colibri_cli.errors import InvalidInput, UsageError
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS,
     PyBUF_FORMAT,
@@ -20,7 +21,6 @@ from cpython.buffer cimport (
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
-from cpython.bytes cimport PyBytes_AS_STRING
 from libc.math cimport INFINITY
 from libc.string cimport memcpy, memset
 
@@ -70,11 +70,13 @@ if os.environ.get("COLIBRI_ISA"):
 
 # ---------------------------------------------------------------- memory
 
-cdef class Memory:
+@cython.final
+cdef class _Memory:
     """Aligned memory that lives as long as somebody refers to it."""
 
     cdef char *data
     cdef size_t n_bytes
+    cdef _Memory next  # in a chain of workspaces
 
     def __dealloc__(self):
         clb_free(self.data)
@@ -92,26 +94,70 @@ cdef class Memory:
         return 0
 
 
-cdef Memory new_floats(size_t n):
-    cdef Memory memory = Memory()
+@cython.final
+cdef class Watch:
+    """An array on a file's pages, which the file may lose; until that is noticed they read as zeros."""
+
+    cdef readonly object array, name
+    cdef int region
+
+    def __cinit__(self, array not None, name not None):
+        cdef size_t n_bytes = array.nbytes
+        self.array, self.name = array, name
+        self.region = clb_watch(contiguous(array, n_bytes), n_bytes)
+
+    def __dealloc__(self):
+        clb_unwatch(self.region)
+
+    def check(self):
+        """Refuse what was read, or will be, if the file has been cut short.
+
+        Raises
+        ------
+        InvalidInput
+            Pages were gone when they were read.
+        """
+        if clb_lost(self.region):
+            raise InvalidInput(
+                expected=f"{self.array.nbytes} bytes, as when it was mapped",
+                got="a file cut short since",
+                at=self.name,
+                hint="to change a file that is in use, write a new one and rename it",
+            )
+
+
+cdef _Memory new_floats(size_t n):
+    cdef _Memory memory = _Memory()
     memory.reserve(n * sizeof(float))
     memset(memory.data, 0, n * sizeof(float))
     return memory
 
 
-cdef class Workspaces:
-    """Workspaces that are not in use. Only touched with the GIL held, which is all the locking they need."""
+@cython.final
+cdef class _Workspaces:
+    """Workspaces that are not in use, as a chain. Only touched with the GIL held, which is all the locking they need."""
 
-    cdef list idle
+    cdef _Memory first
 
-    def __cinit__(self):
-        self.idle = []
+    cdef _Memory take(self):
+        cdef _Memory workspace = self.first
+        if workspace is None:
+            return _Memory()
+        self.first = workspace.next
+        workspace.next = None
+        return workspace
 
-    cdef Memory take(self):
-        return self.idle.pop() if self.idle else Memory()
+    cdef void give_back(self, _Memory workspace):
+        workspace.next = self.first
+        self.first = workspace
 
-    cdef void give_back(self, Memory workspace):
-        self.idle.append(workspace)
+    cdef list idle(self):
+        cdef _Memory workspace = self.first
+        found = []
+        while workspace is not None:
+            found.append(workspace)
+            workspace = workspace.next
+        return found
 
 
 # ---------------------------------------------------------------- buffers
@@ -174,9 +220,13 @@ cdef int open_matrix(object array, Matrix *m, object name, object contract, bint
     if m.view.ndim != 2 and m.view.ndim != 1:
         raise InvalidInput(expected=contract, got=f"{m.view.ndim} dimensions", at=f"{name}.shape")
     m.data = <char *>m.view.buf
-    m.rows, m.row_stride = m.view.shape[0], m.view.strides[0]
+    m.rows = m.view.shape[0]
     m.columns = m.view.shape[1] if m.view.ndim == 2 else 1
-    m.column_stride = m.view.strides[1] if m.view.ndim == 2 else m.view.itemsize
+    if m.view.strides == NULL:  # ctypes leaves them out: C-contiguous
+        m.row_stride, m.column_stride = m.columns * m.view.itemsize, m.view.itemsize
+    else:
+        m.row_stride = m.view.strides[0]
+        m.column_stride = m.view.strides[1] if m.view.ndim == 2 else m.view.itemsize
     return 0
 
 
@@ -284,16 +334,17 @@ def builtin_router_table():
     return flat.reshape(clb_builtin_router.hidden_size, clb_builtin_router.width)
 
 
+@cython.final
 cdef class Balance:
     """The balancer's memory (SPEC 5.1): a ring over the last tokens and its sum, for each expert."""
 
     cdef clb_balancer state
-    cdef Memory memory
+    cdef _Memory memory
 
     def __cinit__(self, int n_experts, int window, double threshold, bint prefer_emptiest):
         cdef size_t n_sums = <size_t>n_experts * sizeof(int64_t)
         cdef size_t n_ring = <size_t>n_experts * window * sizeof(int32_t)
-        self.memory = Memory()
+        self.memory = _Memory()
         self.memory.reserve(n_sums + n_ring)
         memset(self.memory.data, 0, n_sums + n_ring)
         self.state = clb_balancer(
@@ -324,6 +375,7 @@ cdef class Balance:
         self.state.position = position
 
 
+@cython.final
 cdef class Noise:
     """The state of xorshift128+ behind Gumbel noise."""
 
@@ -335,15 +387,16 @@ cdef class Noise:
         clb_seed(seed, self.state)
 
 
+@cython.final
 cdef class Gate:
     """A router's weights as a table ``[hidden_size, width]``, and its rule."""
 
     cdef const float *table
     cdef const float *bias
-    cdef Memory memory
+    cdef _Memory memory
     cdef clb_gate_rule rule
     cdef readonly int hidden_size, width, threads
-    cdef Workspaces workspaces
+    cdef _Workspaces workspaces
 
     def __cinit__(self, weight, bias, int n_experts, int hidden_size, int top_k, int kind, int gating,
                   bint renormalize, int threads):
@@ -353,7 +406,7 @@ cdef class Gate:
         self.hidden_size, self.threads = hidden_size, threads
         self.width = (n_experts + CLB_PANEL - 1) // CLB_PANEL * CLB_PANEL
         self.rule = clb_gate_rule(n_experts, top_k, <clb_gate_kind>kind, <clb_exp_kind>gating, renormalize)
-        self.workspaces = Workspaces()
+        self.workspaces = _Workspaces()
         cdef size_t n_table = 0 if weight is None else <size_t>hidden_size * self.width
         self.memory = new_floats(n_table + self.width)
         cdef float *table = <float *>self.memory.data
@@ -376,9 +429,10 @@ cdef class Gate:
         cdef Py_ssize_t bad, s, n_slots
         cdef int top_k = self.rule.top_k
         cdef clb_route_job job
-        cdef Memory workspace
+        cdef _Memory workspace
         cdef int64_t *load
         cdef size_t n_gathered = 0, n_logits = 0
+        cdef uint64_t[2] before
         x.held = False
         contract = f"float32 (tokens, {self.hidden_size})"
         try:
@@ -414,9 +468,12 @@ cdef class Gate:
                 with nogil:
                     bad = clb_route(kernels, &job, self.threads)
                     if bad < 0 and noise is not None:
+                        before = noise.state
                         clb_gumbel(noise.state, noise.temperature, job.logits, self.width, self.rule.n_experts,
                                    job.n_tokens)
                         bad = clb_choose(kernels, &job)
+                        if bad >= 0:
+                            noise.state = before
                     if bad < 0 and balance is not None:
                         clb_balance(&balance.state, &self.rule, job.logits, self.width, job.n_tokens, job.ids,
                                     job.weights)
@@ -495,14 +552,18 @@ ACTIVATIONS = {
 DTYPES = {"float32": <int>CLB_F32, "bfloat16": <int>CLB_BF16, "int8": <int>CLB_I8, "int4": <int>CLB_I4}
 
 
+@cython.final
 cdef class Expert:
     """One expert's weights where the kernels read them, and what keeps them there."""
 
     cdef clb_expert pointers
-    cdef readonly object owner
+    cdef _Memory memory  # where the weights are, or
+    cdef readonly Watch watch  # the pages that they are on, or
+    cdef object array  # somebody else's array
     cdef readonly size_t n_bytes
 
 
+@cython.final
 cdef class ExpertSet:
     """Experts by id, never changed: a call that holds one is not touched by a swap.
 
@@ -510,8 +571,8 @@ cdef class ExpertSet:
     """
 
     cdef tuple experts
-    cdef Memory pointers
-    cdef Memory present  # a byte an id
+    cdef _Memory pointers
+    cdef _Memory present  # a byte an id: whether it is in use; then a byte an id that the call under check has seen
 
     def __cinit__(self, experts):
         cdef Py_ssize_t i, n
@@ -519,9 +580,9 @@ cdef class ExpertSet:
         cdef clb_expert *to
         self.experts = tuple(experts)
         n = len(self.experts)
-        self.pointers, self.present = Memory(), Memory()
+        self.pointers, self.present = _Memory(), _Memory()
         self.pointers.reserve((n + 1) * sizeof(clb_expert))
-        self.present.reserve(n + 1)
+        self.present.reserve(2 * n + 1)
         to = <clb_expert *>self.pointers.data
         for i in range(n):
             self.present.data[i] = self.experts[i] is not None
@@ -536,13 +597,17 @@ cdef class ExpertSet:
     def __getitem__(self, i):
         return self.experts[i]
 
+    def __iter__(self):
+        return iter(self.experts)
 
+
+@cython.final
 cdef class ExpertKernel:
     """The shape that a layer's experts share, and the buffers of its calls."""
 
     cdef clb_experts_shape shape
     cdef readonly int threads, max_tokens
-    cdef Workspaces workspaces
+    cdef _Workspaces workspaces
 
     def __cinit__(self, int hidden_size, int intermediate_size, int activation, bint gated, bint panels,
                   float alpha=1.0, float beta=0.0, limit=None, int threads=1, int max_tokens=512,
@@ -554,7 +619,7 @@ cdef class ExpertKernel:
             <clb_activation>activation, gated, alpha, beta, INFINITY if limit is None else limit
         )
         self.threads, self.max_tokens = threads, max_tokens
-        self.workspaces = Workspaces()
+        self.workspaces = _Workspaces()
         clb_pool_reserve(threads)
 
     def pack(self, up, down, up_bias=None, down_bias=None, bint interleaved=False):
@@ -570,7 +635,7 @@ cdef class ExpertKernel:
         cdef size_t up_panel = clb_panel_bytes(dtype, hidden), down_panel = clb_panel_bytes(dtype, n)
         cdef size_t n_up = clb_up_panels(&self.shape) * up_panel, n_down = clb_down_panels(&self.shape) * down_panel
         cdef float up_base = 0, down_base = 0
-        cdef Memory memory = Memory()
+        cdef _Memory memory = _Memory()
         cdef Expert expert = Expert()
         cdef Matrix u, d
         cdef float *biases
@@ -600,7 +665,7 @@ cdef class ExpertKernel:
         finally:
             close_matrix(&u)
             close_matrix(&d)
-        expert.owner, expert.n_bytes = memory, n_up + n_down
+        expert.memory, expert.n_bytes = memory, n_up + n_down
         expert.pointers = clb_expert(memory.data, NULL, memory.data + n_up, NULL, up_base, down_base)
         if up_bias is not None:
             bias = <const float *>contiguous(up_bias, halves * n * sizeof(float))
@@ -616,13 +681,18 @@ cdef class ExpertKernel:
         return expert
 
     def in_place(self, raw not None):
-        """Run one expert from its raw file's floats ``[w1, b1, w2, b2]`` (SPEC R8), where they lie."""
+        """Run one expert from its raw file's floats ``[w1, b1, w2, b2]`` (SPEC R8), where they lie.
+
+        raw is an array, or a Watch over one.
+        """
+        cdef Expert expert = Expert()
+        if isinstance(raw, Watch):
+            expert.watch, raw = raw, raw.array
         cdef size_t n = self.shape.intermediate_size, hidden = self.shape.hidden_size
         cdef size_t outputs = n * (2 if self.shape.rule.gated else 1)
         cdef size_t n_floats = outputs * hidden + outputs + hidden * n + hidden
         cdef const float *w = <const float *>contiguous(raw, n_floats * sizeof(float))
-        cdef Expert expert = Expert()
-        expert.owner, expert.n_bytes = raw, n_floats * sizeof(float)
+        expert.array, expert.n_bytes = raw, n_floats * sizeof(float)
         expert.pointers = clb_expert(
             w, w + outputs * hidden, w + outputs * hidden + outputs, w + outputs * hidden + outputs + hidden * n, 0, 0
         )
@@ -635,7 +705,7 @@ cdef class ExpertKernel:
         ``loader.acquire(ids)`` gives their Expert objects and ``loader.release(ids)`` lets go.
         """
         cdef Matrix x, ids, weights, y
-        cdef Memory workspace
+        cdef _Memory workspace
         x.held = ids.held = weights.held = y.held = False
         contract = f"float32 (tokens, {self.shape.hidden_size})"
         try:
@@ -669,6 +739,7 @@ cdef class ExpertKernel:
             workspace = self.workspaces.take()
             try:
                 self.run_chunks(experts, &x, &ids, &weights, &y, workspace, loader)
+                self.check_files(experts)
             finally:
                 self.workspaces.give_back(workspace)
             return out
@@ -679,21 +750,39 @@ cdef class ExpertKernel:
             close_matrix(&y)
 
     cdef int check_ids(self, ExpertSet experts, const Matrix *ids) except -1:
+        """Refuse ids that name no expert."""
         cdef Py_ssize_t t, k, n = len(experts.experts)
         cdef int64_t e
+        memset(experts.present.data + n, 0, n)
         for t in range(ids.rows):
             for k in range(ids.columns):
                 e = integer_at(ids, t, k)
-                if e < -1 or e >= n or (e >= 0 and not experts.present.data[e]):
+                if e == -1:
+                    continue
+                if e < 0 or e >= n or not experts.present.data[e]:
                     raise InvalidInput(
                         expected=f"-1 or the id of an expert in 0..{n - 1}",
-                        got=f"{e}" if e < -1 or e >= n else f"{e}, which was removed",
+                        got=f"{e}" if e < 0 or e >= n else f"{e}, which was removed",
                         at=f"expert_ids[{t}, {k}]",
                     )
+                experts.present.data[n + e] = 1
+        return 0
+
+    cdef int check_files(self, ExpertSet experts) except -1:
+        """Refuse an answer from an expert whose file has lost its pages, of those that check_ids has seen."""
+        cdef Py_ssize_t e, n = len(experts.experts)
+        cdef Expert expert
+        if self.shape.layout != CLB_LAYOUT_ROWS:
+            return 0
+        for e in range(n):
+            if experts.present.data[n + e]:
+                expert = experts.experts[e]
+                if expert.watch is not None and clb_lost(expert.watch.region):
+                    expert.watch.check()
         return 0
 
     cdef int run_chunks(self, ExpertSet experts, const Matrix *x, const Matrix *ids, const Matrix *weights,
-                        const Matrix *y, Memory workspace, object loader) except -1:
+                        const Matrix *y, _Memory workspace, object loader) except -1:
         """Take max_tokens tokens at a time: each token's bits are its own, whatever chunk it is in."""
         cdef int n_experts = <int>len(experts.experts), hidden = self.shape.hidden_size
         cdef Py_ssize_t top_k = ids.columns, chunk, first, n, t, k
@@ -762,7 +851,7 @@ cdef class ExpertKernel:
         """Run the active experts in ascending order, as many at a time as the loader holds."""
         cdef int e, begin, end
         cdef clb_expert *pointers
-        cdef Memory table = Memory()
+        cdef _Memory table = _Memory()
         cdef Expert expert
         table.reserve(n_experts * sizeof(clb_expert))
         pointers = <clb_expert *>table.data
@@ -786,24 +875,31 @@ cdef class ExpertKernel:
 
 # ---------------------------------------------------------------- the ends of a model
 
+@cython.final
 cdef class Mixer:
     """Token ids to hidden states: each offset's matrix times the neighbour's embedding, one chain an output."""
 
-    cdef object owner
+    cdef object array
+    cdef Watch watch
     cdef const float *embedding
-    cdef Memory memory
+    cdef _Memory memory
     cdef const float *zeros
     cdef readonly int vocab_size, hidden_size, context, threads
 
     def __cinit__(self, embedding, mixer, int threads):
-        """Take float32 ``[vocab_size, hidden]``, run in place, and ``[2 context + 1, hidden, hidden]``, contiguous."""
+        """Take float32 ``[vocab_size, hidden]``, run in place, and ``[2 context + 1, hidden, hidden]``, contiguous.
+
+        The embedding is an array, or a Watch over one.
+        """
+        if isinstance(embedding, Watch):
+            self.watch, embedding = embedding, embedding.array
         cdef Py_ssize_t vocab_size = embedding.shape[0], hidden = embedding.shape[1], n_offsets = mixer.shape[0], o
         cdef Py_ssize_t n_panels = (hidden + CLB_PANEL - 1) // CLB_PANEL, panel = hidden * CLB_PANEL
         cdef const float *matrices = <const float *>contiguous(mixer, n_offsets * hidden * hidden * sizeof(float))
         cdef float *floats
         self.vocab_size, self.hidden_size = <int>vocab_size, <int>hidden
         self.context, self.threads = <int>(n_offsets // 2), threads
-        self.owner = embedding
+        self.array = embedding
         self.embedding = <const float *>contiguous(embedding, vocab_size * hidden * sizeof(float))
         self.memory = new_floats(n_offsets * n_panels * panel + hidden)
         floats = <float *>self.memory.data
@@ -830,13 +926,16 @@ cdef class Mixer:
         )
         with nogil:
             clb_mix_context(kernels, &job, self.threads)
+        if self.watch is not None:
+            self.watch.check()
         return x
 
 
+@cython.final
 cdef class Head:
     """Hidden states to class probabilities."""
 
-    cdef Memory memory
+    cdef _Memory memory
     cdef const float *bias
     cdef readonly int n_classes, hidden_size, threads
 
@@ -941,7 +1040,7 @@ def time_expert(ExpertKernel kernel not None, ExpertSet experts not None, slots,
     cdef int expert = slots[0] if n else 0
     cdef clb_samples samples = samples_into(ns, n_calls)
     cdef clb_experts_job job
-    cdef Memory scratch = Memory()
+    cdef _Memory scratch = _Memory()
     scratch.reserve(state_bytes + input_bytes + clb_unpacked_floats(&kernel.shape) * sizeof(float))
     offsets, order = dispatch(slots, <int>len(experts.experts))
     job.shape, job.top_k, job.experts = &kernel.shape, 1, <const clb_expert *>experts.pointers.data
@@ -986,7 +1085,7 @@ def peak_gflops(int threads, /):
 
 def read_bandwidth(size_t n_bytes, int threads, int n_tries, /):
     """Read n_bytes of memory by several loops; the best rate, in 10^9 bytes a second."""
-    cdef Memory memory = Memory()
+    cdef _Memory memory = _Memory()
     cdef double rate
     memory.reserve(n_bytes)
     clb_pool_reserve(threads)
@@ -998,15 +1097,15 @@ def read_bandwidth(size_t n_bytes, int threads, int n_tries, /):
 def addresses(holder, /):
     """Where the core's memory for one of its objects begins, and that of its idle workspaces; None: the table."""
     cdef list found = []
-    cdef Memory memory
+    cdef _Memory memory
     if holder is None:
         return [<size_t>clb_builtin_router.table]
     if isinstance(holder, Gate):
-        found = [(<Gate>holder).memory] + (<Gate>holder).workspaces.idle
+        found = [(<Gate>holder).memory] + (<Gate>holder).workspaces.idle()
     elif isinstance(holder, ExpertKernel):
-        found = (<ExpertKernel>holder).workspaces.idle
+        found = (<ExpertKernel>holder).workspaces.idle()
     elif isinstance(holder, Expert):
-        found = [(<Expert>holder).owner]
+        found = [(<Expert>holder).memory]
     elif isinstance(holder, Mixer):
         found = [(<Mixer>holder).memory]
     elif isinstance(holder, Head):

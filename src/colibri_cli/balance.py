@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri_cli import _core
+from colibri_cli.checks import check_integer
 from colibri_cli.errors import InvalidInput
 
 PREFERENCES = ("score", "emptiest")
@@ -62,10 +63,10 @@ class Balancer:
         candidates: int | None = None,
         prefer: str = "score",
     ) -> None:
-        _check_range("n_experts", n_experts, 1, _core.MAX_EXPERTS)
-        _check_range("window", window, 1, 1 << 16)
+        check_integer("n_experts", n_experts, 1, _core.MAX_EXPERTS)
+        check_integer("window", window, 1, 1 << 16)
         if candidates is not None:
-            _check_range("candidates", candidates, 1, n_experts)
+            check_integer("candidates", candidates, 1, n_experts)
         if not (math.isfinite(threshold) and threshold >= 1):
             raise InvalidInput(expected="a number of at least 1", got=str(threshold), at="threshold")
         if prefer not in PREFERENCES:
@@ -107,7 +108,7 @@ class Balancer:
             )
         if ring.size and not (ring.min() >= 0 and ring.max() <= 1 << 24):
             raise InvalidInput(expected="entries in 0..2^24", got="others", at="state['ring']")
-        _check_range("state['position']", position, 0, self.window - 1)
+        check_integer("state['position']", position, 0, self.window - 1)
         with self.lock:
             self.core.load(np.ascontiguousarray(ring), position)
 
@@ -115,8 +116,3 @@ class Balancer:
         """Forget every token."""
         with self.lock:
             self.core.load(np.zeros((self.window, self.n_experts), np.int32), 0)
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        raise InvalidInput(expected=f"an integer in {low}..{high}", got=repr(value), at=name)

@@ -39,7 +39,5 @@ class UsageError(ColibriError):
     exit_code = 2
 
 
-def _rebuild(
-    kind: type[ColibriError], expected: str, got: str, at: str, hint: str | None
-) -> ColibriError:
+def _rebuild(kind: type[ColibriError], expected: str, got: str, at: str, hint: str | None) -> ColibriError:
     return kind(expected=expected, got=got, at=at, hint=hint)

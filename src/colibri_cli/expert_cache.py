@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from colibri_cli._core import Expert
 from colibri_cli.errors import ColibriError, InvalidInput
-from colibri_cli.formats.experts import ExpertShape, check_size
+from colibri_cli.formats.checked_file import CheckedFile
 from colibri_cli.formats.files import unreadable
+from colibri_cli.formats.mapped_file import check_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from colibri_cli._core import Expert
+    from colibri_cli.formats.experts import ExpertShape
 
 
 class ExpertFile:
@@ -20,24 +27,22 @@ class ExpertFile:
     __slots__ = ("_identity", "path")
 
     def __init__(self, path: str | os.PathLike[str], shape: ExpertShape) -> None:
-        self.path = os.fspath(path)
-        self._identity = self._look()
-        check_size(path, self._identity[2], shape)
-
-    def _look(self) -> tuple[int, int, int, int]:
-        try:
-            stat = os.stat(self.path)  # noqa: PTH116 - a Path would only be unwrapped again
-        except OSError as error:
-            raise unreadable(self.path, error) from error
-        return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+        self.path = Path(path).absolute()  # the working folder may change before the file is read
+        with CheckedFile(path) as file:
+            check_size(file, shape.n_bytes, shape.file)
+            self._identity = _identity(os.fstat(file.stream.fileno()))
 
     def check_unchanged(self) -> None:
         """Refuse a file that is another one, or has been written to, since it was added."""
-        if self._look() != self._identity:
+        try:
+            found = _identity(self.path.stat())
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        if found != self._identity:
             raise InvalidInput(
                 expected="the file that was opened",
                 got="one that has changed since",
-                at=self.path,
+                at=str(self.path),
                 hint="after changing an expert's file, call replace(i, path)",
             )
 
@@ -49,6 +54,10 @@ class ExpertFile:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(descriptor)
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int, int, int]:
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 class _Entry:
@@ -80,7 +89,7 @@ class ExpertCache:
         self.hits = 0
         self.misses = 0
         self.evictions = 0
-        self.bytes_read = 0
+        self.loads = 0
         self._load = load
         self._lock = threading.Lock()
         self._entries: dict[ExpertFile, _Entry] = {}
@@ -90,6 +99,12 @@ class ExpertCache:
     def resident(self) -> int:
         """Experts in memory now."""
         return len(self._entries)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of their weights."""
+        with self._lock:
+            return sum(entry.expert.n_bytes for entry in self._entries.values() if entry.expert is not None)
 
     def expect(self, files: Sequence[ExpertFile]) -> None:
         """Read ahead what the next acquire will want."""
@@ -148,7 +163,7 @@ class ExpertCache:
         try:
             entry.expert = self._load(file)
             with self._lock:
-                self.bytes_read += entry.expert.n_bytes
+                self.loads += 1
         except ColibriError as error:
             entry.error = error
         finally:

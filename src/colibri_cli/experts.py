@@ -13,13 +13,16 @@ import numpy.typing as npt
 
 from colibri_cli import _core
 from colibri_cli.arrays import as_array
+from colibri_cli.checks import check_float32, check_integer
 from colibri_cli.config import load_config
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.expert_cache import ExpertCache, ExpertFile
-from colibri_cli.formats.experts import ExpertShape, read_expert
+from colibri_cli.formats.experts import ExpertShape
+from colibri_cli.formats.mapped_file import map_floats, read_floats
 from colibri_cli.topology import check_threads
 
 LOADINGS = ("mmap", "static", "on-demand")
+ARRAYS = "arrays"  # where experts are from that no file held
 
 
 class ExpertStats(TypedDict):
@@ -147,7 +150,7 @@ class Experts:
             )
             for e in range(n_experts)
         ]
-        return cls(kernel, shape, entries, loading="static", source="arrays")
+        return cls(kernel, shape, entries, loading="static", source=ARRAYS)
 
     @classmethod
     def open(
@@ -190,8 +193,7 @@ class Experts:
             shape, files = _from_config(folder)
         if loading not in LOADINGS:
             raise InvalidInput(expected=f"one of {', '.join(LOADINGS)}", got=repr(loading), at="loading")
-        if cache_experts < 1:
-            raise InvalidInput(expected="at least 1", got=str(cache_experts), at="cache_experts")
+        check_integer("cache_experts", cache_experts, 1, _core.MAX_EXPERTS)
         kernel = _kernel(shape, loading != "mmap", threads, max_tokens)
         cache = None
         if loading == "on-demand":
@@ -284,28 +286,28 @@ class Experts:
 
     def preload(self) -> None:
         """Touch every mapped page, so that the first call finds the weights in memory."""
-        for expert in self._set:
-            owner = getattr(expert, "owner", None)
-            if isinstance(owner, np.ndarray) and isinstance(owner.base, mmap.mmap):
-                owner.base.madvise(mmap.MADV_WILLNEED)
-                owner[:: mmap.PAGESIZE // owner.itemsize].max()
+        if self._loading == "mmap":
+            for expert in self._set:
+                if expert is not None:
+                    expert.watch.array[:: mmap.PAGESIZE // 4].max()
+                    expert.watch.check()
 
     def stats(self) -> ExpertStats:
         """Count experts, bytes and the cache's hits."""
         entries = [expert for expert in self._set if expert is not None]
         cache = self._cache
         if cache is None:
-            n_bytes = sum(expert.n_bytes for expert in entries)
-            resident, read = len(entries), 0 if self._loading == "mmap" else n_bytes
+            resident = len(entries)
+            resident_bytes = sum(expert.n_bytes for expert in entries)
+            read = 0 if self._loading == "mmap" or self._source == ARRAYS else resident * self._shape.n_bytes
         else:
-            resident, read = cache.resident, cache.bytes_read
-            n_bytes = resident * self._shape.n_bytes
+            resident, resident_bytes, read = cache.resident, cache.resident_bytes, cache.loads * self._shape.n_bytes
         return ExpertStats(
             loading=self._loading,
             source=self._source,
             n_experts=len(entries),
             resident=resident,
-            resident_bytes=n_bytes,
+            resident_bytes=resident_bytes,
             hits=0 if cache is None else cache.hits,
             misses=0 if cache is None else cache.misses,
             evictions=0 if cache is None else cache.evictions,
@@ -316,16 +318,15 @@ class Experts:
         if self._loading == "on-demand":
             return ExpertFile(path, self._shape)
         if self._loading == "mmap":
-            return self._kernel.in_place(read_expert(path, self._shape, mapped=True))
+            floats = map_floats(path, self._shape.n_bytes, self._shape.file)
+            return self._kernel.in_place(_core.Watch(floats, os.fspath(path)))
         return _pack(self._kernel, self._shape, path)
 
     def _swap(self, i: int, expert: Any) -> None:
         with self._writer:
             entries = list(self._set)
             if not 0 <= i < len(entries) or entries[i] is None:
-                raise InvalidInput(
-                    expected=f"the id of an expert in 0..{len(entries) - 1}", got=str(i), at="expert id"
-                )
+                raise InvalidInput(expected=f"the id of an expert in 0..{len(entries) - 1}", got=str(i), at="expert id")
             before, entries[i] = entries[i], expert
             self._set = _core.ExpertSet(entries)
         if self._cache is not None:
@@ -347,30 +348,23 @@ def _kernel(
         raise InvalidInput(
             expected=f"one of {', '.join(_core.ACTIVATIONS)}", got=repr(shape.activation), at="activation"
         )
-    if not 1 <= max_tokens <= 1 << 16:
-        raise InvalidInput(expected="an integer in 1..65536", got=str(max_tokens), at="max_tokens")
-    if limit is not None and not limit > 0:
-        raise InvalidInput(expected="a number above 0", got=str(limit), at="limit")
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if not np.isfinite(value):
-            raise InvalidInput(expected="a finite number", got=str(value), at=name)
     return _core.ExpertKernel(
         shape.hidden_size,
         shape.intermediate_size,
         _core.ACTIVATIONS[shape.activation],
         shape.gated,
         panels,
-        alpha,
-        beta,
-        limit,
+        check_float32("alpha", alpha),
+        check_float32("beta", beta),
+        None if limit is None else check_float32("limit", limit, above=0),
         check_threads(threads),
-        max_tokens,
+        check_integer("max_tokens", max_tokens, 1, 1 << 16),
         _core.DTYPES[dtype],
     )
 
 
 def _pack(kernel: _core.ExpertKernel, shape: ExpertShape, path: str | os.PathLike[str]) -> _core.Expert:
-    w1, b1, w2, b2 = shape.split(read_expert(path, shape))
+    w1, b1, w2, b2 = shape.split(read_floats(path, shape.n_bytes, shape.file))
     return kernel.pack(w1, w2, b1, b2)
 
 

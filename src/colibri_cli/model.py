@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import math
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from colibri_cli.config import ModelConfig, load_config
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.experts import Experts
 from colibri_cli.formats.experts import ExpertShape
-from colibri_cli.formats.files import unreadable
+from colibri_cli.formats.mapped_file import map_floats, read_floats
 from colibri_cli.layer import MoELayer
 from colibri_cli.router import Router, Routing
 from colibri_cli.topology import check_threads
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def builtin_bundle() -> Path:
-    """The folder of the bundle that is installed with the package."""
+    """Return the folder of the bundle that is installed with the package."""
     return Path(__file__).parent / "models"
 
 
@@ -61,7 +61,8 @@ class Inference:
             n_classes = self.probabilities.shape[1]
             return np.full(n_classes, 1 / n_classes, np.float32)
         mean = self.probabilities.mean(axis=0, dtype=np.float64)
-        return (mean / mean.sum()).astype(np.float32)
+        pooled: npt.NDArray[np.float32] = (mean / mean.sum()).astype(np.float32)
+        return pooled
 
 
 class Model:
@@ -76,7 +77,12 @@ class Model:
     """
 
     def __init__(
-        self, path: Path, config: ModelConfig, mixer: _core.Mixer, layer: MoELayer, head: _core.Head
+        self,
+        path: Path,
+        config: ModelConfig,
+        mixer: _core.Mixer,
+        layer: MoELayer,
+        head: _core.Head,
     ) -> None:
         self.path = path
         self.config = config
@@ -130,16 +136,17 @@ class Model:
         experts = _open_experts(bundle, config, experts_dir, loading, cache_experts, width, max_tokens)
         layer = MoELayer(_open_router(bundle, config, gating, width, builtin=path is None), experts)
         hidden, n_classes = config.hidden_size, config.n_classes
-        embedding = _floats(bundle / "embedding.bin", (config.vocab_size, hidden), mapped=True)
+        table = bundle / "embedding.bin"
+        floats = map_floats(table, 4 * config.vocab_size * hidden, f"float32 {(config.vocab_size, hidden)}")
+        embedding = _core.Watch(floats.reshape(-1, hidden), str(table))
         if config.context:
-            matrices = _floats(bundle / "context.bin", (2 * config.context + 1, hidden, hidden))
+            matrices = _read(bundle / "context.bin", 2 * config.context + 1, hidden, hidden)
         else:
             matrices = np.eye(hidden, dtype=np.float32)[np.newaxis]
-        head = _floats(bundle / "head.bin", (n_classes * (hidden + 1),))
+        head = _read(bundle / "head.bin", n_classes * (hidden + 1))
         weight, bias = head[:-n_classes].reshape(n_classes, hidden), head[-n_classes:]
-        return cls(
-            bundle, config, _core.Mixer(embedding, matrices, width), layer, _core.Head(weight, bias, width)
-        )
+        mixer = _core.Mixer(embedding, matrices, width)
+        return cls(bundle, config, mixer, layer, _core.Head(weight, bias, width))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -217,9 +224,7 @@ def _open_experts(
     if experts_dir is not None:
         names = [Path(name).name for name in names]
         if not Path(experts_dir).is_dir():
-            raise UsageError(
-                expected="a folder of expert files", got="no such folder", at=os.fspath(experts_dir)
-            )
+            raise UsageError(expected="a folder of expert files", got="no such folder", at=os.fspath(experts_dir))
     return Experts.open(
         bundle if experts_dir is None else experts_dir,
         loading,
@@ -231,33 +236,17 @@ def _open_experts(
     )
 
 
-def _open_router(
-    bundle: Path, config: ModelConfig, gating: str | None, threads: int, *, builtin: bool
-) -> Router:
+def _open_router(bundle: Path, config: ModelConfig, gating: str | None, threads: int, *, builtin: bool) -> Router:
     rule = config.router
     gating = rule.gating if gating is None else gating
     if builtin:
-        return Router.builtin(
-            config.n_experts, kind=rule.kind, top_k=config.top_k, gating=gating, threads=threads
-        )
-    weight = _floats(bundle / "router_weights.bin", (config.n_experts, config.hidden_size))
+        return Router.builtin(config.n_experts, kind=rule.kind, top_k=config.top_k, gating=gating, threads=threads)
+    weight = _read(bundle / "router_weights.bin", config.n_experts, config.hidden_size)
     return Router.from_array(weight, kind=rule.kind, top_k=config.top_k, gating=gating, threads=threads)
 
 
-def _floats(path: Path, shape: tuple[int, ...], *, mapped: bool = False) -> npt.NDArray[np.float32]:
-    """Read, or map, a file that is exactly one array."""
-    n_bytes = 4 * int(np.prod(shape, dtype=np.int64))
-    try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != n_bytes:
-                raise InvalidInput(
-                    expected=f"{n_bytes} bytes (float32 {shape})", got=f"{found} bytes", at=str(path)
-                )
-            data = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ) if mapped else file.read()
-    except OSError as error:
-        raise unreadable(path, error) from error
-    return np.frombuffer(data, "<f4").reshape(shape)
+def _read(path: Path, *shape: int) -> npt.NDArray[np.float32]:
+    return read_floats(path, 4 * math.prod(shape), f"float32 {shape}").reshape(shape)
 
 
 def _token_ids(ids: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:

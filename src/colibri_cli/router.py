@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from colibri_cli import _core
 from colibri_cli.arrays import as_array
+from colibri_cli.checks import check_float32, check_integer
 from colibri_cli.errors import InvalidInput
 from colibri_cli.topology import check_threads
 
@@ -52,10 +52,8 @@ class GumbelNoise:
     """
 
     def __init__(self, temperature: float, seed: int) -> None:
-        if not (math.isfinite(temperature) and temperature > 0):
-            raise InvalidInput(expected="a number above 0", got=str(temperature), at="temperature")
-        if not 0 <= seed < 1 << 64:
-            raise InvalidInput(expected="an integer in 0..2^64 - 1", got=str(seed), at="seed")
+        temperature = check_float32("temperature", temperature, above=0)
+        seed = check_integer("seed", seed, 0, (1 << 64) - 1)
         self.core = _core.Noise(temperature, seed)
 
 
@@ -148,8 +146,7 @@ class Router:
             raise InvalidInput(expected=f"one of {', '.join(_core.GATE_KINDS)}", got=repr(kind), at="kind")
         if gating not in _core.GATINGS:
             raise InvalidInput(expected=f"one of {', '.join(_core.GATINGS)}", got=repr(gating), at="gating")
-        if not 1 <= top_k <= n_experts:
-            raise InvalidInput(expected=f"an integer in 1..{n_experts}", got=str(top_k), at="top_k")
+        top_k = check_integer("top_k", top_k, 1, n_experts)
         core = _core.Gate(
             weight,
             bias,

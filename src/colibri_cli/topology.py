@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypedDict
 
-from colibri_cli.errors import InvalidInput
+from colibri_cli.checks import check_integer
 
 _ROOT = Path("/")  # where proc and sys are mounted
 
@@ -52,9 +52,7 @@ def check_threads(threads: int | None) -> int:
     """Resolve a ``threads`` argument; None is what the machine gives this process."""
     if threads is None:
         return default_threads()
-    if isinstance(threads, bool) or not 1 <= threads <= 256:
-        raise InvalidInput(expected="an integer in 1..256", got=repr(threads), at="threads")
-    return threads
+    return check_integer("threads", threads, 1, 256)
 
 
 def cgroup_cpus(root: Path = _ROOT) -> float | None:

@@ -77,7 +77,7 @@ def test_tokens_around_the_blocks_and_threads(threads, n_tokens):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("tokens", [(0,), (7,), (8, 3), (300, 299, 57), (399,), (399, 100, 200)])
+@pytest.mark.parametrize("tokens", [(0,), (7,), (8, 3), (13, 9, 11), (15, 14), (300, 299, 57), (399,), (399, 100, 200)])
 def test_the_first_token_whose_logits_are_not_finite_is_named(tokens, bad, threads):
     hidden = numbers(1, 400, 64)
     for token in tokens:

@@ -33,7 +33,7 @@ if case == "mmap":
     files = ffns.write(pathlib.Path(folder.name))
     experts = Experts.open(folder.name, "mmap", threads=threads, shape=ExpertShape(H, I, "silu", True), files=files)
 else:
-    experts = Experts.from_arrays(**ffns.arrays(), threads=threads, max_tokens=20 if case == "chunks" else 512)
+    experts = Experts.from_arrays(**ffns.arrays(), threads=threads, max_tokens=24 if case == "chunks" else 512)
 if case == "strided":
     x, ids, weights = (np.repeat(a, 2, axis=1)[:, ::2] for a in (x, ids.astype(np.int64), weights))
 

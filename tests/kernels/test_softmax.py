@@ -33,7 +33,7 @@ def errors(logits, gating):
 
 @pytest.mark.parametrize("gating", GATINGS)
 @pytest.mark.parametrize("n_columns", [8, 16, 24, 64, 1024])
-@pytest.mark.parametrize("n_tokens", [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33])
+@pytest.mark.parametrize("n_tokens", [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 129])
 def test_sizes_around_the_lanes(n_tokens, n_columns, gating):
     logits = numbers(1, n_tokens, n_columns) * 10
     assert errors(logits, gating) < BOUND[gating]

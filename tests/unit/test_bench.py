@@ -15,6 +15,7 @@ from reference import Classifier, Ffns, integers, numbers, route
 from colibri_cli import Experts, InvalidInput, Model, Router, UsageError, _core
 from colibri_cli.bench import case as timing
 from colibri_cli.bench import comparison, installation, machine, oracle, report, runner
+from colibri_cli.bench import measure as measuring
 from colibri_cli.bench.case import Arm, Case
 from colibri_cli.bench.measure import Plan, measure
 from colibri_cli.bench.suite import CASES, routing_error
@@ -22,7 +23,7 @@ from colibri_cli.errors import ColibriError
 from colibri_cli.model import builtin_bundle
 
 SCHEMA = json.loads(files("colibri_cli").joinpath("schema/bench.schema.json").read_text())
-SHORT = Plan(rounds=3, seconds=1e-4)
+SHORT = Plan(rounds=3, seconds=1e-4)  # three rounds are always done
 
 
 def arm(name: str, ns: float, error: float = 0.0, **rest: object) -> Arm:
@@ -129,7 +130,8 @@ def test_figures_follow_from_the_times():
     assert found.allocated_bytes >= 0
 
 
-def test_the_spread_is_the_middle_half_of_the_rounds():
+def test_the_spread_is_the_middle_half_of_the_rounds(monkeypatch):
+    monkeypatch.setattr(measuring, "_FEWEST_ROUNDS", 5)
     rounds = iter([1.0] * 4 + [10.0, 20.0, 30.0, 40.0, 50.0])  # a call to warm up and three to size the rounds
 
     def sample(n):
@@ -137,6 +139,12 @@ def test_the_spread_is_the_middle_half_of_the_rounds():
 
     (found,) = measure(case(Arm("drifting", sample, lambda: 0.0, 0)), Plan(rounds=5, seconds=0))
     assert (found.low_ns, found.p50_ns, found.high_ns) == (20, 30, 40)
+
+
+def test_a_slow_machine_gets_fewer_rounds_and_samples(monkeypatch):
+    monkeypatch.setattr(measuring, "_SLOW", 0)
+    (found,) = measure(case(arm("slow", 7.0)), Plan(rounds=100, seconds=0))
+    assert found.n_samples == 3
 
 
 # ---------------------------------------------------------------- the suite

@@ -238,9 +238,8 @@ def test_what_is_not_finite_stays_in_its_row(bad, loading, folder):
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 49, 50, 51])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_chunks_keep_the_bits(threads, max_tokens, held):
-    experts = Experts.from_arrays(**FFNS.arrays(), max_tokens=max_tokens, threads=threads)
+def test_chunks_keep_the_bits(max_tokens, held):
+    experts = Experts.from_arrays(**FFNS.arrays(), max_tokens=max_tokens)
     np.testing.assert_array_equal(experts.run(X, IDS, WEIGHTS), held.run(X, IDS, WEIGHTS))
     np.testing.assert_array_equal(experts.run(X[::-1, :], IDS[::-1], WEIGHTS[::-1]), held.run(X, IDS, WEIGHTS)[::-1])
 

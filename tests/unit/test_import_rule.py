@@ -25,9 +25,9 @@ MAY_IMPORT = {
     "words": {"model", "tokenizer"},
     "model": {"_core", "arrays", "balance", "config", "experts", "formats", "layer", "router", "tokenizer", "topology"},
     "layer": {"balance", "experts", "router"},
-    "router": {"_core", "arrays", "balance", "topology"},
-    "balance": {"_core"},
-    "experts": {"_core", "arrays", "config", "expert_cache", "formats", "topology"},
+    "router": {"_core", "arrays", "balance", "checks", "topology"},
+    "balance": {"_core", "checks"},
+    "experts": {"_core", "arrays", "checks", "config", "expert_cache", "formats", "topology"},
     "expert_cache": {"_core", "formats"},
     "gen_router": {"formats"},
     "config": {"bundle", "validate"},
@@ -35,8 +35,9 @@ MAY_IMPORT = {
     "bundle": set(),
     "tokenizer": {"formats"},
     "formats": {"formats"},
-    "topology": set(),
+    "topology": {"checks"},
     "arrays": set(),
+    "checks": set(),
     "errors": set(),
 }
 

@@ -36,6 +36,18 @@ def test_a_balancer_decides_and_moves_on(layer):
     assert balancer.sums.tolist() == twin.sums.tolist()
 
 
+def test_out_is_the_callers(layer):
+    out = np.full(HIDDEN.shape, 7, np.float32)
+    assert layer(HIDDEN, out=out) is out
+    np.testing.assert_array_equal(out, layer(HIDDEN))
+    bad = HIDDEN.copy()
+    bad[39, 0] = np.inf
+    out[:] = 7
+    with pytest.raises(InvalidInput, match="at token 39\n"):
+        layer(bad, out=out)
+    assert (out == 7).all()
+
+
 def test_no_tokens(layer):
     assert layer(np.empty((0, 10), np.float32)).shape == (0, 10)
 

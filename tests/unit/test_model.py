@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -66,6 +67,15 @@ def test_an_inference(model):
     assert list(result.seconds) == ["mix", "route", "experts", "head"]
     assert min(result.seconds.values()) >= 0
     assert result.routing.load.sum() == 2 * len(IDS)
+
+
+def test_ties_go_to_the_lower_class(small, tmp_path):
+    twins = dataclasses.replace(
+        small[0], head=np.repeat(small[0].head[:3], 2, axis=0), head_bias=np.repeat(small[0].head_bias[:3], 2)
+    )
+    result = Model.open(twins.write(tmp_path / "bundle")).infer(IDS)
+    np.testing.assert_array_equal(result.probabilities[:, ::2], result.probabilities[:, 1::2])
+    assert {0, 2} <= set(result.classes.tolist()) <= {0, 2, 4}
 
 
 def test_predict_is_the_mean_over_tokens(model):

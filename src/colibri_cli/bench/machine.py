@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from colibri_cli.topology import Topology
 
 _MIB = 1 << 20
-_CALLS = 20  # between two looks at the C heap
+MOST_CALLS = 20  # between two looks at the C heap
 
 
 def bytes_beyond_caches(machine: Topology) -> int:
@@ -55,8 +55,8 @@ def allocated_bytes(call: Callable[[], object]) -> int:
     return peak - before
 
 
-def heap_growth(call: Callable[[], object]) -> int | None:
-    """Bytes that the C heap has in use after a number of warmed calls and had not before them.
+def heap_growth(call: Callable[[], object], n_calls: int = MOST_CALLS) -> int | None:
+    """Bytes that the C heap has in use after ``n_calls`` warmed calls and had not before them.
 
     The median of three looks: a leak shows in each, a lump that the allocator moved in one. It sees what is kept, not
     what is taken and given back within a call. None: this C library does not tell.
@@ -65,7 +65,7 @@ def heap_growth(call: Callable[[], object]) -> int | None:
         return None
     looks = []
     for _ in range(4):
-        for _ in range(_CALLS):
+        for _ in range(n_calls):
             call()
         looks.append(_heap_in_use() or 0)
     return sorted(after - before for before, after in pairwise(looks))[1]

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from colibri_cli.bench.case import Arm, Case, Times
 
 _FEWEST_SAMPLES, _MOST_SAMPLES = 5, 5_000  # of an arm in one round
+_SLOW = 0.02  # seconds a call, from which on one sample a round is enough
+_FEWEST_ROUNDS = 3
+_LOOK_NS = 2e8  # for the calls between two looks at the C heap
+_PATIENCE = 4  # times the planned seconds, after which no further round begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class Plan:
     Attributes
     ----------
     rounds : int
-        Turns of each arm.
+        Turns of each arm; fewer on a machine much too slow for the time.
     seconds : float
         For each arm of a case.
     """
@@ -93,7 +97,10 @@ def measure(case: Case, plan: Plan) -> list[Measured]:
     bursts = [_burst(arm, plan.seconds / plan.rounds) for arm in case.arms]
     rounds: list[list[Times]] = [[] for _ in case.arms]
     probes: list[dict[str, list[float]]] = [{} for _ in case.arms]
-    for _ in range(plan.rounds):
+    deadline = perf_counter() + _PATIENCE * plan.seconds * len(case.arms)
+    for done in range(plan.rounds):
+        if done >= _FEWEST_ROUNDS and perf_counter() > deadline:
+            break
         for arm, burst, times, probed in zip(case.arms, bursts, rounds, probes, strict=True):
             times.append(arm.sample(burst))
             for name, value in ({} if arm.probe is None else arm.probe()).items():
@@ -125,7 +132,8 @@ def _burst(arm: Arm, seconds: float) -> int:
         n *= 2
         used = _seconds(arm, n)
     quickest = min(used, *(_seconds(arm, n) for _ in range(2)))  # a pause must not make all rounds short
-    return max(_FEWEST_SAMPLES, min(int(n * seconds / quickest), _MOST_SAMPLES))
+    fewest = _FEWEST_SAMPLES if quickest < _SLOW * n else 1
+    return max(fewest, min(int(n * seconds / quickest), _MOST_SAMPLES))
 
 
 def _seconds(arm: Arm, n: int) -> float:
@@ -141,6 +149,7 @@ def _measured(
     medians = np.array([np.median(round_times) for round_times in rounds])
     p50 = percentile(times, 500)
     low, high = np.percentile(medians, [25, 75])
+    n_calls = max(1, min(machine.MOST_CALLS, int(_LOOK_NS / max(p50, 1))))
     matrices, unpacking = (np.array(probed.get(name, [])) for name in ("matrix_ns", "unpacking_ns"))
     return Measured(
         name=arm.name,
@@ -159,7 +168,7 @@ def _measured(
         outside_share=float(np.median(1 - matrices / medians)) if matrices.size else None,
         unpacking_share=float(np.median(unpacking / medians)) if unpacking.size else None,
         allocated_bytes=None if arm.call is None else machine.allocated_bytes(arm.call),
-        heap_growth_bytes=None if arm.call is None else machine.heap_growth(arm.call),
+        heap_growth_bytes=None if arm.call is None else machine.heap_growth(arm.call, n_calls),
     )
 
 

@@ -123,7 +123,7 @@ def _calls(run: Run, *, terminal: bool) -> str:
     ]
     note = (
         "Allocated: by Python and NumPy at most during one warmed call, its result included. "
-        "C heap: in use after 20 more calls.\n"
+        "C heap: in use after more calls, as a rule 20.\n"
     )
     return table(columns, rows, terminal=terminal) + note
 

@@ -33,7 +33,7 @@ def bench(
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of standard output.")] = None,
 ) -> None:
-    """Measure, never assert: routing, gating, dispatch, experts, layers and the built-in model."""
+    """Measure this machine, or check an installation."""
     if judge and not self_test:
         raise UsageError(expected="--self-test", got="--judge without it", at="the command line")
     if self_test and (case or compare or quick):

@@ -25,9 +25,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 def unreadable(path: str | os.PathLike[str], error: OSError) -> UsageError:
     """Describe a file that could not be opened or read."""
-    return UsageError(
-        expected="a readable file", got=(error.strerror or str(error)).lower(), at=os.fspath(path)
-    )
+    return UsageError(expected="a readable file", got=(error.strerror or str(error)).lower(), at=os.fspath(path))
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
@@ -47,15 +45,16 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview) -> 
                 stream.write(data)
             return
         target = target.resolve()  # a symbolic link keeps pointing at the file that is replaced
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
             mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-            os.chmod(temporary, mode)
-            os.replace(temporary, target)
+            temporary.chmod(mode)
+            temporary.replace(target)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink()
             raise
     except OSError as error:
         raise UsageError(

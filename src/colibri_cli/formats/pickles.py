@@ -33,7 +33,7 @@ class Global:
     name: str
 
 
-class _Malformed(Exception):  # noqa: N818 # turned into InvalidInput by `load`, which knows the file
+class _Malformed(Exception):  # turned into InvalidInput by `load`, which knows the file
     """The opcodes make no sense."""
 
 

@@ -12,24 +12,26 @@ static inline __attribute__((always_inline)) void load_columns(const float *logi
 
 static inline vf exp_of(clb_exp_kind gating, vf x) { return gating == CLB_TAYLOR ? exp_taylor(x) : exp_exact(x); }
 
+/* In two chains: a maximum does not depend on the order, and the exponentials wait for it. */
 static inline vf max_of(const vf *column, int n_columns) {
-  vf top = column[0];
-  for (int e = 1; e < n_columns; e++) top = vf_max(column[e], top);
-  return top;
+  vf even = column[0], odd = column[n_columns > 1];
+  for (int e = 2; e + 1 < n_columns; e += 2) even = vf_max(column[e], even), odd = vf_max(column[e + 1], odd);
+  return vf_max(vf_max(even, odd), column[n_columns - 1]);
 }
 
-static inline __attribute__((always_inline)) void softmax_block(clb_exp_kind gating, const float *logits, ptrdiff_t ldl,
-                                                                int n_columns, int n_tokens, float *out,
-                                                                ptrdiff_t ldo) {
-  vf column[CLB_MAX_EXPERTS + LANES];
-  load_columns(logits, ldl, n_columns, n_tokens, column);
-  vf top = max_of(column, n_columns), sum = vf_set1(0.0f);
+/* e^(x - top) of each lane's columns, scaled to sum to 1. */
+static inline __attribute__((always_inline)) void normalise(clb_exp_kind gating, vf *column, int n_columns, vf top) {
+  vf sum = vf_set1(0.0f);
   for (int e = 0; e < n_columns; e++) {
     column[e] = exp_of(gating, vf_sub(column[e], top));
     sum = vf_add(sum, column[e]);
   }
   vf scale = vf_div(vf_set1(1.0f), sum);
   for (int e = 0; e < n_columns; e++) column[e] = vf_mul(column[e], scale);
+}
+
+static inline __attribute__((always_inline)) void store_columns(vf *column, int n_columns, int n_tokens, float *out,
+                                                                ptrdiff_t ldo) {
   for (int e = 0; e < n_columns; e += LANES) {
     vf_transpose(column + e);
     for (int t = 0; t < n_tokens; t++) {
@@ -44,15 +46,37 @@ static inline __attribute__((always_inline)) void softmax_block(clb_exp_kind gat
   }
 }
 
+/* Rows of 8, a step of several blocks at a time: a block alone is one long chain of latencies, and longer than what the
+ * processor looks ahead. */
+static inline __attribute__((always_inline)) int softmax_8(clb_exp_kind gating, const float *logits, ptrdiff_t ldl,
+                                                           int n_tokens, float *out, ptrdiff_t ldo) {
+  enum { BLOCKS = 8 };
+  vf column[BLOCKS][CLB_PANEL], top[BLOCKS];
+  int t = 0;
+  for (; t + BLOCKS * LANES <= n_tokens; t += BLOCKS * LANES) {
+    for (int b = 0; b < BLOCKS; b++) {
+      load_columns(logits + (t + b * LANES) * ldl, ldl, 8, LANES, column[b]);
+      top[b] = max_of(column[b], 8);
+    }
+    for (int b = 0; b < BLOCKS; b++) normalise(gating, column[b], 8, top[b]);
+    for (int b = 0; b < BLOCKS; b++) store_columns(column[b], 8, LANES, out + (t + b * LANES) * ldo, ldo);
+  }
+  return t;
+}
+
 static void softmax_f32(clb_exp_kind gating, const float *logits, ptrdiff_t ldl, int n_columns, int n_tokens,
                         float *out, ptrdiff_t ldo) {
+  vf column[CLB_MAX_EXPERTS + LANES];
   int t = 0;
-  if (gating == CLB_TAYLOR && n_columns == 8) /* the common width: constant counts unroll */
-    for (; t + LANES <= n_tokens; t += LANES)
-      softmax_block(CLB_TAYLOR, logits + t * ldl, ldl, 8, LANES, out + t * ldo, ldo);
+  if (n_columns == 8) {
+    if (gating == CLB_TAYLOR) t = softmax_8(CLB_TAYLOR, logits, ldl, n_tokens, out, ldo);
+    else t = softmax_8(CLB_EXACT, logits, ldl, n_tokens, out, ldo);
+  }
   for (; t < n_tokens; t += LANES) {
     int n = n_tokens - t < LANES ? n_tokens - t : LANES;
-    softmax_block(gating, logits + t * ldl, ldl, n_columns, n, out + t * ldo, ldo);
+    load_columns(logits + t * ldl, ldl, n_columns, n, column);
+    normalise(gating, column, n_columns, max_of(column, n_columns));
+    store_columns(column, n_columns, n, out + t * ldo, ldo);
   }
 }
 

@@ -118,6 +118,11 @@ const char *const *clb_isa_names(void); /* every instruction set in this build, 
 void *clb_alloc(size_t bytes);
 void clb_free(void *memory);
 
+/* mapping.c: pages of files that may be cut short. A region of at most 16,384, or -1: there is no room to watch it. */
+int clb_watch(const void *start, size_t n_bytes);
+void clb_unwatch(int region);
+int clb_lost(int region); /* whether pages of it were gone when they were read, and zeros were read instead */
+
 /* pool.c: run task(arg, index, worker) for index < n_tasks on the caller and up to max_threads - 1 pool threads;
  * worker < max_threads is unique among the threads at work on this call. Returns when every task is done. */
 typedef void (*clb_task)(void *arg, int index, int worker);

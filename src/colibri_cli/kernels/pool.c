@@ -96,10 +96,11 @@ void clb_pool_reserve(int wanted) {
   pthread_once(&once, watch_forks);
   pthread_mutex_lock(&lock);
   if (n_threads < wanted - 1) {
-    /* Signals are the host program's: no thread of the pool takes one. */
+    /* Signals are the host program's: no thread of the pool takes one, but for those that its own accesses raise. */
     sigset_t all, before;
     pthread_attr_t attributes;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS), sigdelset(&all, SIGSEGV), sigdelset(&all, SIGILL), sigdelset(&all, SIGFPE);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);

@@ -34,7 +34,12 @@ static inline vi vi_select(vm m, vi a, vi b) { return m ? a : b; }
 static inline vi vi_set1(int32_t x) { return x; }
 static inline void vi_store(int32_t *p, vi x) { *p = x; }
 static inline vi vi_of(vf whole) { return (int32_t)whole; } /* of a whole number within int32 */
-static inline vi vi_half(vi n) { return n >> 1; }           /* towards minus infinity */
+static inline vi vi_bits(vf x) {
+  vi bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+static inline vi vi_half(vi n) { return n >> 1; } /* towards minus infinity */
 static inline vm vi_odd(vi n) { return n & 1; }
 /* x * 2^n for normal x and results. */
 static inline vf vf_scale(vf x, vi n) {

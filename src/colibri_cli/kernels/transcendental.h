@@ -24,13 +24,15 @@ static inline vf exp_exact(vf x) {
 /* exp(x) for x <= 0 by x = n ln 2 / 2 + f, |f| <= ln 2 / 4, and the second-order Taylor polynomial of exp(f): off by
  * less than one part in a thousand. */
 static inline vf exp_taylor(vf x) {
+  /* Adding 1.5 2^23 rounds to a whole number and leaves it in the low bits. */
+  vf magic = vf_set1(12582912.0f);
   x = vf_max(x, vf_set1(EXP_LOWEST));
-  vf n = vf_round(vf_mul(x, vf_set1(2.88539008177792681f)));
-  vf f = vf_fnma(n, vf_set1(0.346573590279972655f), x);
+  vf shifted = vf_fma(x, vf_set1(2.88539008177792681f), magic);
+  vf f = vf_fnma(vf_sub(shifted, magic), vf_set1(0.346573590279972655f), x);
   vf p = vf_fma(vf_fma(f, vf_set1(0.5f), vf_set1(1.0f)), f, vf_set1(1.0f));
-  vi half_octaves = vi_of(n);
-  p = vf_mul(p, vf_select(vi_odd(half_octaves), vf_set1(1.41421356237309505f), vf_set1(1.0f)));
-  return vf_scale(p, vi_half(half_octaves));
+  vi n = vi_bits(shifted);
+  p = vf_mul(p, vf_select(vi_odd(n), vf_set1(1.41421356237309505f), vf_set1(1.0f)));
+  return vf_scale(p, vi_half(n)); /* what lies above the low bits is shifted out */
 }
 
 static inline vf sigmoid(vf x) {

@@ -120,7 +120,7 @@ cdef extern from "kernels.h" nogil:
                       int n_inputs) noexcept
     void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, Py_ssize_t output_stride,
                          Py_ssize_t input_stride, int n_outputs, int n_inputs, float base, void *panels,
-                         Py_ssize_t panel_stride) noexcept
+                         Py_ssize_t panel_stride, int n_threads) noexcept
 
     ctypedef struct clb_mix_job:
         const int32_t *ids

@@ -659,9 +659,9 @@ cdef class ExpertKernel:
                 for half in range(halves):
                     clb_pack_panels(kernels, dtype, <const float *>u.data + half * first,
                                     step * halves if interleaved else step, column, n, hidden, up_base,
-                                    memory.data + half * up_panel, halves * up_panel)
+                                    memory.data + half * up_panel, halves * up_panel, self.threads)
                 clb_pack_panels(kernels, dtype, <const float *>d.data, down_step, down_column, hidden, n, down_base,
-                                memory.data + n_up, down_panel)
+                                memory.data + n_up, down_panel, self.threads)
         finally:
             close_matrix(&u)
             close_matrix(&d)
@@ -906,7 +906,7 @@ cdef class Mixer:
         self.zeros = floats + n_offsets * n_panels * panel
         for o in range(n_offsets):
             clb_pack_panels(kernels, CLB_F32, matrices + o * hidden * hidden, hidden, 1, self.hidden_size,
-                            self.hidden_size, 0, floats + o * n_panels * panel, panel * sizeof(float))
+                            self.hidden_size, 0, floats + o * n_panels * panel, panel * sizeof(float), 1)
         clb_pool_reserve(threads)
 
     def run(self, ids):
@@ -950,7 +950,7 @@ cdef class Head:
         floats = <float *>self.memory.data
         self.bias = floats + n_panels * panel
         clb_pack_panels(kernels, CLB_F32, matrix, hidden, 1, self.n_classes, self.hidden_size, 0, floats,
-                        panel * sizeof(float))
+                        panel * sizeof(float), 1)
         memcpy(floats + n_panels * panel, contiguous(bias, n_classes * sizeof(float)), n_classes * sizeof(float))
         clb_pool_reserve(threads)
 

@@ -185,7 +185,7 @@ size_t clb_row_bytes(clb_dtype dtype, int n_inputs); /* of one row of activation
 float clb_i4_base(const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride, int n_outputs, int n_inputs);
 void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrdiff_t output_stride,
                      ptrdiff_t input_stride, int n_outputs, int n_inputs, float base, void *panels,
-                     ptrdiff_t panel_stride);
+                     ptrdiff_t panel_stride, int n_threads);
 
 /* experts.c */
 typedef struct {

@@ -142,9 +142,12 @@ static void quantize_i4(const float *w, float base, i4_choice *best) {
   if (!(base > 0.0f) || !(fmaxf(high, -low) > 0.0f)) return; /* all zero: q = zero = 0 */
   best->error = INFINITY;
   /* Clipping the ends of 32 weights pays down to about two thirds of the full range. */
-  int widest = i4_code((high - low) / 15.0f / base) + 1;
-  for (int code = widest < 255 ? widest : 255, last = i4_code((high - low) * 0.62f / 15.0f / base); code >= last; code--)
-    try_i4(w, code, base, 0.5f * (low + high), mean, best);
+  float middle = 0.5f * (low + high);
+  int widest = i4_code((high - low) / 15.0f / base) + 1, last = i4_code((high - low) * 0.62f / 15.0f / base);
+  for (int code = widest < 255 ? widest : 255; code >= last; code -= 3) try_i4(w, code, base, middle, mean, best);
+  int near = best->scale;
+  for (int code = near - 2; code <= near + 2; code++)
+    if (code != near && code >= 0 && code <= 255) try_i4(w, code, base, middle, mean, best);
 }
 
 float clb_i4_base(const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride, int n_outputs, int n_inputs) {
@@ -185,27 +188,44 @@ static void pack_group(clb_dtype dtype, const float *w, ptrdiff_t output_stride,
   }
 }
 
+typedef struct {
+  const clb_kernels *k;
+  clb_dtype dtype;
+  const float *w;
+  ptrdiff_t output_stride, input_stride;
+  int n_outputs, n_inputs;
+  float base;
+  char *panels;
+  ptrdiff_t panel_stride;
+} pack_job;
+
+static void pack_panel(void *arg, int panel, int worker) {
+  (void)worker;
+  const pack_job *s = arg;
+  int left = s->n_outputs - panel * CLB_PANEL, n = left < CLB_PANEL ? left : CLB_PANEL;
+  const float *w = s->w + (ptrdiff_t)panel * CLB_PANEL * s->output_stride;
+  char *to = s->panels + panel * s->panel_stride;
+  if (s->dtype == CLB_F32 && s->input_stride == 1) {
+    s->k->transpose_f32(w, s->output_stride, n, s->n_inputs, (float *)to);
+  } else if (s->dtype == CLB_F32 || s->dtype == CLB_BF16) {
+    for (ptrdiff_t i = 0; i < s->n_inputs; i++)
+      for (int c = 0; c < CLB_PANEL; c++) {
+        float x = c < n ? w[c * s->output_stride + i * s->input_stride] : 0.0f;
+        if (s->dtype == CLB_F32) ((float *)to)[i * CLB_PANEL + c] = x;
+        else ((uint16_t *)to)[i * CLB_PANEL + bf16_place(c)] = to_bf16(x);
+      }
+  } else {
+    ptrdiff_t group_bytes = (ptrdiff_t)clb_panel_bytes(s->dtype, CLB_GROUP);
+    for (int i = 0; i < s->n_inputs; i += CLB_GROUP)
+      pack_group(s->dtype, w + i * s->input_stride, s->output_stride, s->input_stride, n,
+                 s->n_inputs - i < CLB_GROUP ? s->n_inputs - i : CLB_GROUP, s->base,
+                 (uint8_t *)to + i / CLB_GROUP * group_bytes);
+  }
+}
+
 void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrdiff_t output_stride,
                      ptrdiff_t input_stride, int n_outputs, int n_inputs, float base, void *panels,
-                     ptrdiff_t panel_stride) {
-  char *to = panels;
-  for (int j = 0; j < n_outputs; j += CLB_PANEL, w += CLB_PANEL * output_stride, to += panel_stride) {
-    int n = n_outputs - j < CLB_PANEL ? n_outputs - j : CLB_PANEL;
-    if (dtype == CLB_F32 && input_stride == 1) {
-      k->transpose_f32(w, output_stride, n, n_inputs, (float *)to);
-    } else if (dtype == CLB_F32 || dtype == CLB_BF16) {
-      for (ptrdiff_t i = 0; i < n_inputs; i++)
-        for (int c = 0; c < CLB_PANEL; c++) {
-          float x = c < n ? w[c * output_stride + i * input_stride] : 0.0f;
-          if (dtype == CLB_F32) ((float *)to)[i * CLB_PANEL + c] = x;
-          else ((uint16_t *)to)[i * CLB_PANEL + bf16_place(c)] = to_bf16(x);
-        }
-    } else {
-      ptrdiff_t group_bytes = (ptrdiff_t)clb_panel_bytes(dtype, CLB_GROUP);
-      for (int i = 0; i < n_inputs; i += CLB_GROUP)
-        pack_group(dtype, w + i * input_stride, output_stride, input_stride, n,
-                   n_inputs - i < CLB_GROUP ? n_inputs - i : CLB_GROUP, base,
-                   (uint8_t *)to + i / CLB_GROUP * group_bytes);
-    }
-  }
+                     ptrdiff_t panel_stride, int n_threads) {
+  pack_job job = {k, dtype, w, output_stride, input_stride, n_outputs, n_inputs, base, panels, panel_stride};
+  clb_pool_run(pack_panel, &job, (n_outputs + CLB_PANEL - 1) / CLB_PANEL, n_threads);
 }

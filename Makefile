@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
+SENTENCE := "Colibri sends every word to two of eight experts."
 SOURCES := $(shell find src models scripts meson.build meson.options pyproject.toml -type f -not -path '*/__pycache__/*')
 
 .PHONY: run test bench debug release lint clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/wheel
-	$(BIN)/colibri infer --text "Colibri sends every word to two of eight experts."
+	@printf '%s' $(SENTENCE) | $(BIN)/colibri tokenize - --format text
+	@echo
+	@$(BIN)/colibri infer --text $(SENTENCE)
 
 test: lint
 	$(BIN)/python scripts/check_wheel.py $(VENV)/dist
@@ -22,14 +25,14 @@ bench: $(VENV)/wheel
 # Bounds checks in Cython, ASan and UBSan in C, in an environment of its own; then the kernels' tests on it.
 debug: build/debug/installed
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
-	  COLIBRI_SANITIZED=1 build/debug/venv/bin/python -m pytest tests/kernels tests/unit -x -q
+	  build/debug/venv/bin/python -m pytest tests/kernels tests/unit -q
 
 # For this machine alone: the wheel that this leaves in dist/ may not run elsewhere.
-release: $(VENV)/tools
+release: $(VENV)/wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
-	  -Csetup-args=-Dbuildtype=release -Csetup-args=-Doptimization=3 -Csetup-args=-Dc_args=-march=native
+	  -Csetup-args=-Dc_args=-march=native
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps dist/colibri_cli-*.whl
-	touch $(VENV)/wheel
+	@echo "installed in $(VENV), and kept as $$(ls dist/colibri_cli-*.whl)"
 
 lint: $(VENV)/wheel
 	$(BIN)/ruff check

@@ -135,7 +135,7 @@ cdef _Memory new_floats(size_t n):
 
 @cython.final
 cdef class _Workspaces:
-    """Workspaces that are not in use, as a chain. Only touched with the GIL held, which is all the locking they need."""
+    """Workspaces that are not in use, as a chain; only touched with the GIL held, which is all the locking it needs."""
 
     cdef _Memory first
 

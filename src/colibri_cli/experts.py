@@ -198,12 +198,15 @@ class Experts:
         cache = None
         if loading == "on-demand":
             cache = ExpertCache(lambda file: _load_file(kernel, shape, file), cache_experts)
-        experts = cls(kernel, shape, [], loading=loading, source=str(folder), cache=cache)
+        experts = cls(kernel, shape, [], loading=loading, source=str((folder / files[0]).parent), cache=cache)
         experts._set = _core.ExpertSet([experts._load(folder / name) for name in files])
         return experts
 
     def __len__(self) -> int:
         return len(self._set)
+
+    def __repr__(self) -> str:
+        return f"<Experts: {len(self)} of {self._shape}, {self._loading} from {self._source}>"
 
     @property
     def shape(self) -> ExpertShape:

@@ -65,6 +65,9 @@ class Router:
         self.n_experts = n_experts
         self.top_k = top_k
 
+    def __repr__(self) -> str:
+        return f"<Router: top {self.top_k} of {self.n_experts} experts, hidden size {self.hidden_size}>"
+
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from colibri_cli import _core
+
 CC = shutil.which("cc")
 COUNTER = Path(__file__).with_name("count_allocations.c")
 
@@ -85,7 +87,7 @@ def python(code, *arguments, **environment):
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr}"
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="preloads a library")
+@pytest.mark.skipif(_core.sanitized(), reason="the sanitizer brings an allocator of its own")
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("case", ["static", "mmap", "chunks", "strided"])
 def test_a_warmed_call_allocates_nothing(case, threads, counter):

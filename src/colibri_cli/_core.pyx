@@ -611,7 +611,7 @@ cdef class ExpertKernel:
 
     def __cinit__(self, int hidden_size, int intermediate_size, int activation, bint gated, bint panels,
                   float alpha=1.0, float beta=0.0, limit=None, int threads=1, int max_tokens=512,
-                  int dtype=<int>CLB_F32):
+                  int dtype=0):
         self.shape.hidden_size, self.shape.intermediate_size = hidden_size, intermediate_size
         self.shape.layout = CLB_LAYOUT_PANELS if panels else CLB_LAYOUT_ROWS
         self.shape.dtype = <clb_dtype>dtype

@@ -100,8 +100,9 @@ class Experts:
             ``silu(g) = g * sigmoid(alpha * g)``; "gelu" is the exact one, through erf.
         gated : bool
             Whether ``gate_up`` holds a gate and an up projection.
-        dtype : {"float32"}
-            Of the weights held.
+        dtype : {"float32", "bfloat16", "int8", "int4"}
+            Of the weights held: 32, 16, 8.5 or 4.5 bits each. int8 and int4 share a scale (int4 also a zero) among 32
+            inputs, chosen to make the squared error small; docs/numerics.md has the errors.
         layout : {"concatenated", "interleaved"}
             Gate rows then up rows, or gate and up rows in turn.
         transposed : bool

@@ -105,8 +105,8 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
         float states[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
         k->activate_f32(&s->rule, t, n, ldt, n_panels, states, ldt);
         for (int i = 0; i < n; i++)
-          k->quantize(s->dtype, states + i * ldt, width, column / CLB_GROUP,
-                      blocks_of(s->intermediate_size, CLB_GROUP), h + (r + i) * h_bytes);
+          k->quantize(s->dtype, states + i * ldt, width, column / CLB_GROUP, blocks_of(s->intermediate_size, CLB_GROUP),
+                      h + (r + i) * h_bytes);
       } else {
         k->activate_f32(&s->rule, t, n, ldt, n_panels, (float *)(h + r * h_bytes) + column, h_bytes / sizeof(float));
       }

@@ -177,9 +177,9 @@ void clb_gumbel(uint64_t state[2], float temperature, float *logits, ptrdiff_t l
  * offsets[e]..offsets[e+1] are expert e's. Ids are -1 (skipped) or in 0..n_experts-1. */
 void clb_dispatch(const int32_t *ids, int n_slots, int n_experts, int32_t *offsets, int32_t *order);
 
-/* pack.c: weights into panels. Strided source: output column j, input i of w at w[j * output_stride + i * input_stride].
- * Panel p goes to panels + p * panel_stride bytes. Quantised types choose each group's scale (and zero) to make the
- * squared error small; base is what clb_i4_base gave for all the weights that share it. */
+/* pack.c: weights into panels. Strided source: output column j, input i of w at w[j * output_stride + i *
+ * input_stride]. Panel p goes to panels + p * panel_stride bytes. Quantised types choose each group's scale (and zero)
+ * to make the squared error small; base is what clb_i4_base gave for all the weights that share it. */
 size_t clb_panel_bytes(clb_dtype dtype, int n_inputs);
 size_t clb_row_bytes(clb_dtype dtype, int n_inputs); /* of one row of activations as linear_<dtype> takes it */
 float clb_i4_base(const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride, int n_outputs, int n_inputs);
@@ -224,7 +224,7 @@ typedef struct {
 } clb_experts_job;
 size_t clb_up_panels(const clb_experts_shape *shape);
 size_t clb_down_panels(const clb_experts_shape *shape);
-size_t clb_input_bytes(const clb_experts_shape *shape);      /* one token's input where weights want it quantised, or 0 */
+size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input where weights want it quantised, or 0 */
 size_t clb_activation_bytes(const clb_experts_shape *shape); /* one slot's intermediate state */
 size_t clb_unpacked_floats(const clb_experts_shape *shape);  /* 0 where the layout needs no unpacking */
 /* Quantises x where the weights want that. Before the first clb_experts_run of a job. */

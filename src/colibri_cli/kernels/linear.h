@@ -32,8 +32,7 @@ static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const cl
     for (ptrdiff_t i = 0, k = a->k; i < k; i++, w += b->row_stride) {
       vf w_i[CLB_UNIT * VECTORS];
 #pragma GCC unroll 16
-      for (int p = 0; p < n_panels; p++)
-        load_panel_row(dtype, w + p * b->panel_stride, w_i + p * VECTORS);
+      for (int p = 0; p < n_panels; p++) load_panel_row(dtype, w + p * b->panel_stride, w_i + p * VECTORS);
 #pragma GCC unroll 16
       for (int r = 0; r < n_rows; r++) {
         vf x_ri = vf_set1(x[r][i]);
@@ -50,8 +49,8 @@ static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const cl
 }
 
 static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const clb_input *a, int n_rows,
-                                                         const clb_panels *b, int n_panels, const float *init,
-                                                         float *c, ptrdiff_t ldc) {
+                                                         const clb_panels *b, int n_panels, const float *init, float *c,
+                                                         ptrdiff_t ldc) {
 #if ROW_TILE > 1
   /* Few rows: several panels at once, or the chains are too few to fill the latency. */
   int panel = 0;

@@ -73,7 +73,8 @@ static void classify(span *s, int t, int n) {
     int m = n - first < step ? n - first : step;
     for (int r = 0; r < m; r++) rows[r] = job->h + (ptrdiff_t)(t + first + r) * job->hidden_size;
     clb_input a = {rows, 0, 1, job->hidden_size};
-    clb_panels b = {job->panels, 0, (ptrdiff_t)clb_panel_bytes(CLB_F32, job->hidden_size), CLB_PANEL * sizeof(float), 0};
+    clb_panels b = {job->panels, 0, (ptrdiff_t)clb_panel_bytes(CLB_F32, job->hidden_size), CLB_PANEL * sizeof(float),
+                    0};
     s->k->linear_f32(&a, m, &b, n_panels, job->bias, logits, width);
     for (int r = 0; r < m; r++) {
       const float *row = logits + r * width;

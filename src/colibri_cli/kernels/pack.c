@@ -1,5 +1,5 @@
-/* Weights into panels, as kernels.h lays them out. Written in plain arithmetic, without contraction, so that a checkpoint
- * packs to the same bytes everywhere. */
+/* Weights into panels, as kernels.h lays them out. Written in plain arithmetic, without contraction, so that a
+ * checkpoint packs to the same bytes everywhere. */
 #include <math.h>
 #include <string.h>
 
@@ -12,26 +12,19 @@ static int groups_of(int n_inputs) { return (n_inputs + CLB_GROUP - 1) / CLB_GRO
 size_t clb_panel_bytes(clb_dtype dtype, int n_inputs) {
   size_t n = (size_t)n_inputs, groups = (size_t)groups_of(n_inputs);
   switch (dtype) {
-    case CLB_BF16:
-      return n * CLB_PANEL * sizeof(uint16_t);
-    case CLB_I8:
-      return groups * (CLB_GROUP * CLB_PANEL + CLB_PANEL * sizeof(uint16_t));
-    case CLB_I4:
-      return groups * (CLB_GROUP * CLB_PANEL / 2 + 2 * CLB_PANEL);
-    default:
-      return n * CLB_PANEL * sizeof(float);
+    case CLB_BF16: return n * CLB_PANEL * sizeof(uint16_t);
+    case CLB_I8: return groups * (CLB_GROUP * CLB_PANEL + CLB_PANEL * sizeof(uint16_t));
+    case CLB_I4: return groups * (CLB_GROUP * CLB_PANEL / 2 + 2 * CLB_PANEL);
+    default: return n * CLB_PANEL * sizeof(float);
   }
 }
 
 size_t clb_row_bytes(clb_dtype dtype, int n_inputs) {
   size_t groups = (size_t)groups_of(n_inputs);
   switch (dtype) {
-    case CLB_I8:
-      return groups * (CLB_GROUP * sizeof(int16_t) + sizeof(float));
-    case CLB_I4:
-      return groups * (CLB_GROUP * sizeof(int8_t) + sizeof(float) + sizeof(int32_t));
-    default:
-      return (size_t)n_inputs * sizeof(float);
+    case CLB_I8: return groups * (CLB_GROUP * sizeof(int16_t) + sizeof(float));
+    case CLB_I4: return groups * (CLB_GROUP * sizeof(int8_t) + sizeof(float) + sizeof(int32_t));
+    default: return (size_t)n_inputs * sizeof(float);
   }
 }
 
@@ -132,7 +125,7 @@ static void try_i4(const float *w, int code, float base, float middle, float mea
 }
 
 static void quantize_i4(const float *w, float base, i4_choice *best) {
-  float low = w[0], high = w[0], mean = 0.0f;
+  float low = 0.0f, high = 0.0f, mean = 0.0f; /* codes reach from below 0 to above it, whatever the weights do */
   for (int i = 0; i < CLB_GROUP; i++) {
     low = fminf(low, w[i]), high = fmaxf(high, w[i]);
     mean += w[i];

@@ -122,13 +122,11 @@ static inline __attribute__((always_inline)) void dots_bytes(const int8_t *const
   }
 }
 static inline __attribute__((always_inline)) void dots_u4(const int8_t *const *x, const int32_t *total, int n_rows,
-                                                          const uint8_t *w, const uint8_t *zeros,
-                                                          int32_t (*sums)[16]) {
+                                                          const uint8_t *w, const uint8_t *zeros, int32_t (*sums)[16]) {
   dots_bytes(x, total, n_rows, w, 1, zeros, sums);
 }
 static inline __attribute__((always_inline)) void dots_u8(const int8_t *const *x, const int32_t *total, int n_rows,
-                                                          const uint8_t *w, const uint8_t *zeros,
-                                                          int32_t (*sums)[16]) {
+                                                          const uint8_t *w, const uint8_t *zeros, int32_t (*sums)[16]) {
   dots_bytes(x, total, n_rows, w, 0, zeros, sums);
 }
 static inline void unpack_u4(const uint8_t *w, uint8_t *to) {
@@ -143,8 +141,7 @@ static inline void unpack_u4(const uint8_t *w, uint8_t *to) {
 static inline void vf_load_i4_scales(const uint8_t *codes, vf scale[2]) {
   for (int v = 0; v < 2; v++) {
     __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + 8 * v)));
-    scale[v] =
-        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(code, 18), _mm256_set1_epi32((127 - 7) << 23)));
+    scale[v] = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(code, 18), _mm256_set1_epi32((127 - 7) << 23)));
   }
 }
 static inline void vf_transpose(vf r[LANES]) {

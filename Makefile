@@ -6,7 +6,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 SENTENCE := "Colibri sends every word to two of eight experts."
 SOURCES := $(shell find src models scripts meson.build meson.options pyproject.toml -type f -not -path '*/__pycache__/*')
 
-.PHONY: run test bench debug release lint clean
+.PHONY: run test test-arm bench debug release lint clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/wheel
@@ -18,6 +18,10 @@ test: lint
 	$(BIN)/python scripts/check_wheel.py $(VENV)/dist
 	$(BIN)/python -m mypy.stubtest colibri_cli._core --mypy-config-file pyproject.toml
 	$(BIN)/python -m pytest
+
+# The kernels on Arm, under qemu-user: Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user.
+test-arm: $(VENV)/tools
+	COLIBRI_TEST_ARM=1 $(BIN)/python -m pytest tests/kernels/test_driver.py --noconftest
 
 bench: $(VENV)/wheel
 	$(BIN)/colibri bench
@@ -39,7 +43,7 @@ lint: $(VENV)/wheel
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/cython-lint src/colibri_cli/_core.pyx src/colibri_cli/_core.pxd
-	$(BIN)/clang-format --dry-run --Werror src/colibri_cli/kernels/*.[ch]
+	$(BIN)/clang-format --dry-run --Werror src/colibri_cli/kernels/*.[ch] tests/c/*.c
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

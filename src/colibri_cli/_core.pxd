@@ -15,6 +15,8 @@ cdef extern from "kernels.h" nogil:
         CLB_SOFTMAX_TOPK, CLB_TOPK_SOFTMAX
     ctypedef enum clb_exp_kind:
         CLB_EXACT, CLB_TAYLOR
+    ctypedef enum clb_dtype:
+        CLB_F32, CLB_BF16, CLB_I8, CLB_I4
     ctypedef enum clb_layout:
         CLB_LAYOUT_PANELS, CLB_LAYOUT_ROWS
 
@@ -81,18 +83,20 @@ cdef extern from "kernels.h" nogil:
     void clb_dispatch(const int32_t *ids, int n_slots, int n_experts, int32_t *offsets, int32_t *order) noexcept
 
     ctypedef struct clb_expert:
-        const float *up
+        const void *up
         const float *up_bias
-        const float *down
+        const void *down
         const float *down_bias
+        float up_base, down_base
     ctypedef struct clb_experts_shape:
         int hidden_size, intermediate_size
+        clb_dtype dtype
         clb_layout layout
         clb_activation_rule rule
     ctypedef struct clb_experts_job:
         const clb_experts_shape *shape
         const clb_expert *experts
-        int top_k
+        int n_tokens, top_k
         const int32_t *offsets
         const int32_t *order
         const float *slot_weights
@@ -100,16 +104,23 @@ cdef extern from "kernels.h" nogil:
         Py_ssize_t x_stride
         float *y
         Py_ssize_t y_stride
-        float *activations
+        void *inputs
+        void *activations
         float *unpacked
     size_t clb_up_panels(const clb_experts_shape *shape) noexcept
     size_t clb_down_panels(const clb_experts_shape *shape) noexcept
-    size_t clb_activation_stride(const clb_experts_shape *shape) noexcept
+    size_t clb_input_bytes(const clb_experts_shape *shape) noexcept
+    size_t clb_activation_bytes(const clb_experts_shape *shape) noexcept
     size_t clb_unpacked_floats(const clb_experts_shape *shape) noexcept
+    void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads) noexcept
     void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end,
                          int n_threads) noexcept
-    void clb_pack_panels(const clb_kernels *k, const float *w, Py_ssize_t output_stride, Py_ssize_t input_stride,
-                         int n_outputs, int n_inputs, float *panels, Py_ssize_t panel_stride) noexcept
+    size_t clb_panel_bytes(clb_dtype dtype, int n_inputs) noexcept
+    float clb_i4_base(const float *w, Py_ssize_t output_stride, Py_ssize_t input_stride, int n_outputs,
+                      int n_inputs) noexcept
+    void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, Py_ssize_t output_stride,
+                         Py_ssize_t input_stride, int n_outputs, int n_inputs, float base, void *panels,
+                         Py_ssize_t panel_stride, int n_threads) noexcept
 
     ctypedef struct clb_mix_job:
         const int32_t *ids

@@ -11,6 +11,7 @@ _T = TypeVar("_T")
 GATE_KINDS: Final[dict[str, int]]
 GATINGS: Final[dict[str, int]]
 ACTIVATIONS: Final[dict[str, int]]
+DTYPES: Final[dict[str, int]]
 MAX_EXPERTS: Final[int]
 
 class _Loader(Protocol):
@@ -102,6 +103,7 @@ class ExpertKernel:
         limit: float | None = None,
         threads: int = 1,
         max_tokens: int = 512,
+        dtype: int = 0,
     ) -> Self: ...
     @property
     def threads(self) -> int: ...

@@ -549,6 +549,9 @@ ACTIVATIONS = {
 }
 
 
+DTYPES = {"float32": <int>CLB_F32, "bfloat16": <int>CLB_BF16, "int8": <int>CLB_I8, "int4": <int>CLB_I4}
+
+
 @cython.final
 cdef class Expert:
     """One expert's weights where the kernels read them, and what keeps them there."""
@@ -607,9 +610,11 @@ cdef class ExpertKernel:
     cdef _Workspaces workspaces
 
     def __cinit__(self, int hidden_size, int intermediate_size, int activation, bint gated, bint panels,
-                  float alpha=1.0, float beta=0.0, limit=None, int threads=1, int max_tokens=512):
+                  float alpha=1.0, float beta=0.0, limit=None, int threads=1, int max_tokens=512,
+                  int dtype=0):
         self.shape.hidden_size, self.shape.intermediate_size = hidden_size, intermediate_size
         self.shape.layout = CLB_LAYOUT_PANELS if panels else CLB_LAYOUT_ROWS
+        self.shape.dtype = <clb_dtype>dtype
         self.shape.rule = clb_activation_rule(
             <clb_activation>activation, gated, alpha, beta, INFINITY if limit is None else limit
         )
@@ -626,46 +631,53 @@ cdef class ExpertKernel:
         """
         cdef int n = self.shape.intermediate_size, hidden = self.shape.hidden_size
         cdef int halves = 2 if self.shape.rule.gated else 1, half
-        cdef size_t up_panel = <size_t>hidden * CLB_PANEL, down_panel = <size_t>n * CLB_PANEL
+        cdef clb_dtype dtype = self.shape.dtype
+        cdef size_t up_panel = clb_panel_bytes(dtype, hidden), down_panel = clb_panel_bytes(dtype, n)
         cdef size_t n_up = clb_up_panels(&self.shape) * up_panel, n_down = clb_down_panels(&self.shape) * down_panel
+        cdef float up_base = 0, down_base = 0
         cdef _Memory memory = _Memory()
         cdef Expert expert = Expert()
         cdef Matrix u, d
-        cdef float *to
+        cdef float *biases
         cdef const float *bias
-        cdef Py_ssize_t i, first, step, column
-        memory.reserve((n_up + n_down + halves * n + hidden) * sizeof(float))
-        to = <float *>memory.data
+        cdef Py_ssize_t i, first, step, column, down_step, down_column
+        memory.reserve(n_up + n_down + (halves * n + hidden) * sizeof(float))
+        biases = <float *>(memory.data + n_up + n_down)
         u.held = d.held = False
         try:
             open_matrix(up, &u, "up", "float32 (outputs, inputs)", False, 0)
             open_matrix(down, &d, "down", "float32 (outputs, inputs)", False, 0)
             step = u.row_stride // <Py_ssize_t>sizeof(float)
             column = u.column_stride // <Py_ssize_t>sizeof(float)
+            down_step = d.row_stride // <Py_ssize_t>sizeof(float)
+            down_column = d.column_stride // <Py_ssize_t>sizeof(float)
             first = step if interleaved else step * n  # from the gate's first row to the up projection's
-            if interleaved:
-                step *= halves
             with nogil:
+                if dtype == CLB_I4:
+                    up_base = clb_i4_base(<const float *>u.data, step, column, halves * n, hidden)
+                    down_base = clb_i4_base(<const float *>d.data, down_step, down_column, hidden, n)
                 for half in range(halves):
-                    clb_pack_panels(kernels, <const float *>u.data + half * first, step, column, n, hidden,
-                                    to + half * up_panel, halves * up_panel)
-                clb_pack_panels(kernels, <const float *>d.data, d.row_stride // <Py_ssize_t>sizeof(float),
-                                d.column_stride // <Py_ssize_t>sizeof(float), hidden, n, to + n_up, down_panel)
+                    clb_pack_panels(kernels, dtype, <const float *>u.data + half * first,
+                                    step * halves if interleaved else step, column, n, hidden, up_base,
+                                    memory.data + half * up_panel, halves * up_panel, self.threads)
+                clb_pack_panels(kernels, dtype, <const float *>d.data, down_step, down_column, hidden, n, down_base,
+                                memory.data + n_up, down_panel, self.threads)
         finally:
             close_matrix(&u)
             close_matrix(&d)
-        expert.memory, expert.n_bytes = memory, memory.n_bytes
-        expert.pointers = clb_expert(to, NULL, to + n_up, NULL)
-        to += n_up + n_down
+        expert.memory, expert.n_bytes = memory, n_up + n_down
+        expert.pointers = clb_expert(memory.data, NULL, memory.data + n_up, NULL, up_base, down_base)
         if up_bias is not None:
             bias = <const float *>contiguous(up_bias, halves * n * sizeof(float))
             for i in range(halves * n):  # alternating biases become gate biases, then up biases
-                to[i] = bias[(i % n) * 2 + i // n] if interleaved else bias[i]
-            expert.pointers.up_bias = to
-            to += halves * n
+                biases[i] = bias[(i % n) * 2 + i // n] if interleaved else bias[i]
+            expert.pointers.up_bias = biases
+            expert.n_bytes += halves * n * sizeof(float)
         if down_bias is not None:
-            memcpy(to, contiguous(down_bias, hidden * sizeof(float)), hidden * sizeof(float))
-            expert.pointers.down_bias = to
+            biases += halves * n
+            memcpy(biases, contiguous(down_bias, hidden * sizeof(float)), hidden * sizeof(float))
+            expert.pointers.down_bias = biases
+            expert.n_bytes += hidden * sizeof(float)
         return expert
 
     def in_place(self, raw not None):
@@ -682,7 +694,7 @@ cdef class ExpertKernel:
         cdef const float *w = <const float *>contiguous(raw, n_floats * sizeof(float))
         expert.array, expert.n_bytes = raw, n_floats * sizeof(float)
         expert.pointers = clb_expert(
-            w, w + outputs * hidden, w + outputs * hidden + outputs, w + outputs * hidden + outputs + hidden * n
+            w, w + outputs * hidden, w + outputs * hidden + outputs, w + outputs * hidden + outputs + hidden * n, 0, 0
         )
         return expert
 
@@ -774,7 +786,8 @@ cdef class ExpertKernel:
         """Take max_tokens tokens at a time: each token's bits are its own, whatever chunk it is in."""
         cdef int n_experts = <int>len(experts.experts), hidden = self.shape.hidden_size
         cdef Py_ssize_t top_k = ids.columns, chunk, first, n, t, k
-        cdef size_t stride = clb_activation_stride(&self.shape), n_unpacked = clb_unpacked_floats(&self.shape)
+        cdef size_t state_bytes = clb_activation_bytes(&self.shape), input_bytes = clb_input_bytes(&self.shape)
+        cdef size_t n_unpacked = self.threads * clb_unpacked_floats(&self.shape)
         cdef clb_experts_job job
         cdef int32_t *slot_ids
         cdef int32_t *offsets
@@ -791,14 +804,15 @@ cdef class ExpertKernel:
         cdef size_t n_summed = <size_t>(x.rows * hidden) if loader is not None else 0
         cdef size_t n_gathered = <size_t>(chunk * hidden) if copies else 0
         workspace.reserve(
-            (n_slots * stride + self.threads * n_unpacked + n_gathered + n_summed + 3 * n_slots + n_experts + 1)
-            * sizeof(float)
+            n_slots * state_bytes + chunk * input_bytes
+            + (n_unpacked + n_gathered + n_summed + 3 * n_slots + n_experts + 1) * sizeof(float)
         )
         job.shape, job.top_k = &self.shape, <int>top_k
         job.experts = <const clb_expert *>experts.pointers.data
-        job.activations = <float *>workspace.data
-        job.unpacked = job.activations + n_slots * stride
-        gathered = job.unpacked + self.threads * n_unpacked
+        job.activations = workspace.data
+        job.inputs = workspace.data + n_slots * state_bytes
+        job.unpacked = <float *>(workspace.data + n_slots * state_bytes + chunk * input_bytes)
+        gathered = job.unpacked + n_unpacked
         summed = gathered + n_gathered  # a load that fails half-way must not leave half an answer in out
         slot_weights = summed + n_summed
         slot_ids = <int32_t *>(slot_weights + n_slots)
@@ -823,6 +837,8 @@ cdef class ExpertKernel:
                     job.x_stride = x.row_stride // <Py_ssize_t>sizeof(float)
                 clb_dispatch(slot_ids, <int>(n * top_k), n_experts, offsets, order)
                 memset(job.y, 0, n * hidden * sizeof(float))
+                job.n_tokens = <int>n
+                clb_experts_begin(kernels, &job, self.threads)
                 if loader is None:
                     clb_experts_run(kernels, &job, 0, n_experts, self.threads)
             if loader is not None:
@@ -889,8 +905,8 @@ cdef class Mixer:
         floats = <float *>self.memory.data
         self.zeros = floats + n_offsets * n_panels * panel
         for o in range(n_offsets):
-            clb_pack_panels(kernels, matrices + o * hidden * hidden, hidden, 1, self.hidden_size, self.hidden_size,
-                            floats + o * n_panels * panel, panel)
+            clb_pack_panels(kernels, CLB_F32, matrices + o * hidden * hidden, hidden, 1, self.hidden_size,
+                            self.hidden_size, 0, floats + o * n_panels * panel, panel * sizeof(float), 1)
         clb_pool_reserve(threads)
 
     def run(self, ids):
@@ -933,7 +949,8 @@ cdef class Head:
         self.memory = new_floats(n_panels * (panel + CLB_PANEL))
         floats = <float *>self.memory.data
         self.bias = floats + n_panels * panel
-        clb_pack_panels(kernels, matrix, hidden, 1, self.n_classes, self.hidden_size, floats, panel)
+        clb_pack_panels(kernels, CLB_F32, matrix, hidden, 1, self.n_classes, self.hidden_size, 0, floats,
+                        panel * sizeof(float), 1)
         memcpy(floats + n_panels * panel, contiguous(bias, n_classes * sizeof(float)), n_classes * sizeof(float))
         clb_pool_reserve(threads)
 
@@ -1018,11 +1035,13 @@ def time_expert(ExpertKernel kernel not None, ExpertSet experts not None, slots,
     With no slots it is expert 0, entered and left.
     """
     cdef Py_ssize_t n = len(slots), n_floats = n * kernel.shape.hidden_size
-    cdef size_t n_activations = n * clb_activation_stride(&kernel.shape)
+    cdef size_t state_bytes = n * clb_activation_bytes(&kernel.shape)
+    cdef size_t input_bytes = n * clb_input_bytes(&kernel.shape)
     cdef int expert = slots[0] if n else 0
     cdef clb_samples samples = samples_into(ns, n_calls)
     cdef clb_experts_job job
-    cdef _Memory scratch = new_floats(n_activations + clb_unpacked_floats(&kernel.shape))
+    cdef _Memory scratch = _Memory()
+    scratch.reserve(state_bytes + input_bytes + clb_unpacked_floats(&kernel.shape) * sizeof(float))
     offsets, order = dispatch(slots, <int>len(experts.experts))
     job.shape, job.top_k, job.experts = &kernel.shape, 1, <const clb_expert *>experts.pointers.data
     job.offsets, job.order = <const int32_t *>data_of(offsets), <const int32_t *>data_of(order)
@@ -1030,8 +1049,10 @@ def time_expert(ExpertKernel kernel not None, ExpertSet experts not None, slots,
     job.slot_weights = <const float *>data_of(weights)
     job.x, job.x_stride = <const float *>contiguous(hidden, n_floats * sizeof(float)), kernel.shape.hidden_size
     job.y, job.y_stride = <float *>contiguous(y, n_floats * sizeof(float)), kernel.shape.hidden_size
-    job.activations, job.unpacked = <float *>scratch.data, <float *>scratch.data + n_activations
+    job.n_tokens, job.activations, job.inputs = <int>n, scratch.data, scratch.data + state_bytes
+    job.unpacked = <float *>(scratch.data + state_bytes + input_bytes)
     with nogil:
+        clb_experts_begin(kernels, &job, 1)
         clb_time_expert(kernels, &job, expert, &samples)
 
 

@@ -100,8 +100,9 @@ class Experts:
             ``silu(g) = g * sigmoid(alpha * g)``; "gelu" is the exact one, through erf.
         gated : bool
             Whether ``gate_up`` holds a gate and an up projection.
-        dtype : {"float32"}
-            Of the weights held.
+        dtype : {"float32", "bfloat16", "int8", "int4"}
+            Of the weights held: 32, 16, 8.5 or 4.5 bits each. int8 and int4 share a scale (int4 also a zero) among 32
+            inputs, chosen to make the squared error small; docs/numerics.md has the errors.
         layout : {"concatenated", "interleaved"}
             Gate rows then up rows, or gate and up rows in turn.
         transposed : bool
@@ -120,8 +121,8 @@ class Experts:
         InvalidInput
             A shape, dtype or value is not as above.
         """
-        if dtype != "float32":
-            raise InvalidInput(expected="'float32'", got=repr(dtype), at="dtype")
+        if dtype not in _core.DTYPES:
+            raise InvalidInput(expected=f"one of {', '.join(_core.DTYPES)}", got=repr(dtype), at="dtype")
         if layout not in ("concatenated", "interleaved"):
             raise InvalidInput(expected="'concatenated' or 'interleaved'", got=repr(layout), at="layout")
         up, low = _weights("gate_up", gate_up), _weights("down", down)
@@ -139,7 +140,7 @@ class Experts:
         up_bias = _bias("gate_up_bias", gate_up_bias, (n_experts, n_up))
         low_bias = _bias("down_bias", down_bias, (n_experts, hidden))
         shape = ExpertShape(hidden, inter, activation, gated)
-        kernel = _kernel(shape, True, threads, max_tokens, alpha=alpha, beta=beta, limit=limit)
+        kernel = _kernel(shape, True, threads, max_tokens, alpha=alpha, beta=beta, limit=limit, dtype=dtype)
         entries = [
             kernel.pack(
                 up[e],
@@ -345,6 +346,7 @@ def _kernel(
     alpha: float = 1.0,
     beta: float = 0.0,
     limit: float | None = None,
+    dtype: str = "float32",
 ) -> _core.ExpertKernel:
     if shape.activation not in _core.ACTIVATIONS:
         raise InvalidInput(
@@ -361,6 +363,7 @@ def _kernel(
         None if limit is None else check_float32("limit", limit, above=0),
         check_threads(threads),
         check_integer("max_tokens", max_tokens, 1, 1 << 16),
+        _core.DTYPES[dtype],
     )
 
 

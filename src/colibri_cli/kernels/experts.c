@@ -15,89 +15,114 @@ enum {
 
 static int blocks_of(int n, int block) { return (n + block - 1) / block; }
 
+static int quantised(clb_dtype dtype) { return dtype == CLB_I8 || dtype == CLB_I4; }
+
 size_t clb_up_panels(const clb_experts_shape *s) {
   return (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * (s->rule.gated ? 2 : 1);
 }
 size_t clb_down_panels(const clb_experts_shape *s) { return (size_t)blocks_of(s->hidden_size, CLB_PANEL); }
-size_t clb_activation_stride(const clb_experts_shape *s) {
-  return (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL;
+size_t clb_input_bytes(const clb_experts_shape *s) {
+  return quantised(s->dtype) ? clb_row_bytes(s->dtype, s->hidden_size) : 0;
+}
+size_t clb_activation_bytes(const clb_experts_shape *s) {
+  return quantised(s->dtype) ? clb_row_bytes(s->dtype, s->intermediate_size)
+                             : (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL * sizeof(float);
 }
 size_t clb_unpacked_floats(const clb_experts_shape *s) {
   size_t k = (size_t)(s->hidden_size > s->intermediate_size ? s->hidden_size : s->intermediate_size);
   return s->layout == CLB_LAYOUT_ROWS ? CLB_UNIT * CLB_PANEL * k : 0;
 }
 
-void clb_pack_panels(const clb_kernels *k, const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride,
-                     int n_outputs, int n_inputs, float *panels, ptrdiff_t panel_stride) {
-  for (int j = 0; j < n_outputs; j += CLB_PANEL, w += CLB_PANEL * output_stride, panels += panel_stride) {
-    int n = n_outputs - j < CLB_PANEL ? n_outputs - j : CLB_PANEL;
-    if (input_stride == 1) {
-      k->transpose_f32(w, output_stride, n, n_inputs, panels);
-      continue;
-    }
-    for (ptrdiff_t i = 0; i < n_inputs; i++)
-      for (int c = 0; c < CLB_PANEL; c++)
-        panels[i * CLB_PANEL + c] = c < n ? w[c * output_stride + i * input_stride] : 0.0f;
+static clb_linear linear_of(const clb_kernels *k, clb_dtype dtype) {
+  switch (dtype) {
+    case CLB_BF16: return k->linear_bf16;
+    case CLB_I8: return k->linear_i8;
+    case CLB_I4: return k->linear_i4;
+    default: return k->linear_f32;
   }
 }
 
 /* One projection of one expert: n_outputs columns from n_inputs, as panels or as rows. In a gated expert's up
  * projection (n_halves = 2) even panels are gate, odd panels up, and the up rows follow the gate rows. */
 typedef struct {
-  const float *weights, *bias;
+  const clb_experts_shape *shape;
+  const void *weights;
+  const float *bias;
+  float base;
   int n_outputs, n_inputs, n_halves;
-  clb_layout layout;
 } projection;
 
 static void panels_of(const clb_kernels *k, const projection *w, int panel, int n_panels, float *unpacked,
                       clb_panels *b, float *init) {
-  ptrdiff_t stride = (ptrdiff_t)w->n_inputs * CLB_PANEL;
-  int rows = w->layout == CLB_LAYOUT_ROWS;
-  *b = (clb_panels){rows ? unpacked : w->weights + panel * stride, 0, stride, CLB_PANEL};
+  int rows = w->shape->layout == CLB_LAYOUT_ROWS;
+  clb_dtype dtype = w->shape->dtype;
+  ptrdiff_t panel_bytes = (ptrdiff_t)clb_panel_bytes(dtype, w->n_inputs);
+  b->data = rows ? (const char *)unpacked : (const char *)w->weights + panel * panel_bytes;
+  b->segment_stride = 0, b->panel_stride = panel_bytes, b->base = w->base;
+  b->row_stride = CLB_PANEL * (dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float));
   for (int p = 0; p < n_panels; p++) {
     int half = (panel + p) % w->n_halves, column = (panel + p) / w->n_halves * CLB_PANEL;
     int n = w->n_outputs - column < CLB_PANEL ? w->n_outputs - column : CLB_PANEL;
     ptrdiff_t row = (ptrdiff_t)half * w->n_outputs + column;
-    if (rows) k->transpose_f32(w->weights + row * w->n_inputs, w->n_inputs, n, w->n_inputs, unpacked + p * stride);
+    if (rows)
+      k->transpose_f32((const float *)w->weights + row * w->n_inputs, w->n_inputs, n, w->n_inputs,
+                       unpacked + (ptrdiff_t)p * w->n_inputs * CLB_PANEL);
     for (int j = 0; j < CLB_PANEL; j++) init[p * CLB_PANEL + j] = w->bias && j < n ? w->bias[row + j] : 0.0f;
   }
 }
 
-/* Panels that one pass takes: a single row streams several at once, more rows find their chains in one or two. */
-static int panels_at_once(int n_rows) { return n_rows == 1 ? CLB_UNIT : 2; }
+/* Panels that one pass takes: a single row streams several at once, more rows find their chains in one or two. Where
+ * intermediate states are quantised a pass makes whole groups of them, from two panels or two pairs. */
+static int panels_at_once(int n_rows, int in_groups) { return n_rows == 1 || in_groups ? CLB_UNIT : 2; }
 
-static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end, float *h,
+static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end, char *h,
                        float *unpacked) {
   const clb_experts_shape *s = job->shape;
-  projection w = {job->experts[expert].up, job->experts[expert].up_bias, s->intermediate_size,
-                  s->hidden_size,          s->rule.gated ? 2 : 1,        s->layout};
-  ptrdiff_t ldh = (ptrdiff_t)clb_activation_stride(s);
+  const clb_expert *e = &job->experts[expert];
+  projection w = {s, e->up, e->up_bias, e->up_base, s->intermediate_size, s->hidden_size, s->rule.gated ? 2 : 1};
+  clb_linear linear = linear_of(k, s->dtype);
+  size_t input_bytes = clb_input_bytes(s), h_bytes = clb_activation_bytes(s);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
-  for (int step = panels_at_once(n_rows); panel < end; panel += step) {
+  for (int step = panels_at_once(n_rows, input_bytes > 0); panel < end; panel += step) {
     int n_panels = end - panel < step ? end - panel : step, ldt = n_panels * CLB_PANEL;
+    int column = panel / w.n_halves * CLB_PANEL, width = ldt / w.n_halves;
+    if (width > s->intermediate_size - column) width = s->intermediate_size - column;
     clb_panels b;
     float init[CLB_UNIT * CLB_PANEL];
     panels_of(k, &w, panel, n_panels, unpacked, &b, init);
     for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
       const float *rows[CLB_ROW_BLOCK];
-      float t[CLB_ROW_BLOCK * 2 * CLB_PANEL];
+      float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
       int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
-      for (int i = 0; i < n; i++) rows[i] = job->x + job->order[first + r + i] / job->top_k * job->x_stride;
+      for (int i = 0; i < n; i++) {
+        ptrdiff_t token = job->order[first + r + i] / job->top_k;
+        rows[i] = input_bytes ? (const float *)((const char *)job->inputs + token * input_bytes)
+                              : job->x + token * job->x_stride;
+      }
       clb_input a = {rows, 0, 1, s->hidden_size};
-      k->linear_f32(&a, n, &b, n_panels, init, t, ldt);
-      k->activate_f32(&s->rule, t, n, ldt, n_panels, h + r * ldh + panel / w.n_halves * CLB_PANEL, ldh);
+      linear(&a, n, &b, n_panels, init, t, ldt);
+      if (input_bytes) {
+        float states[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
+        k->activate_f32(&s->rule, t, n, ldt, n_panels, states, ldt);
+        for (int i = 0; i < n; i++)
+          k->quantize(s->dtype, states + i * ldt, width, column / CLB_GROUP, blocks_of(s->intermediate_size, CLB_GROUP),
+                      h + (r + i) * h_bytes);
+      } else {
+        k->activate_f32(&s->rule, t, n, ldt, n_panels, (float *)(h + r * h_bytes) + column, h_bytes / sizeof(float));
+      }
     }
   }
 }
 
 static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end,
-                         const float *h, float *unpacked) {
+                         const char *h, float *unpacked) {
   const clb_experts_shape *s = job->shape;
-  projection w = {
-      job->experts[expert].down, job->experts[expert].down_bias, s->hidden_size, s->intermediate_size, 1, s->layout};
-  ptrdiff_t ldh = (ptrdiff_t)clb_activation_stride(s);
+  const clb_expert *e = &job->experts[expert];
+  projection w = {s, e->down, e->down_bias, e->down_base, s->hidden_size, s->intermediate_size, 1};
+  clb_linear linear = linear_of(k, s->dtype);
+  size_t h_bytes = clb_activation_bytes(s);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
-  for (int step = panels_at_once(n_rows); panel < end; panel += step) {
+  for (int step = panels_at_once(n_rows, 0); panel < end; panel += step) {
     int n_panels = end - panel < step ? end - panel : step, ldt = n_panels * CLB_PANEL, column = panel * CLB_PANEL;
     int n_columns = s->hidden_size - column < ldt ? s->hidden_size - column : ldt;
     clb_panels b;
@@ -107,9 +132,9 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
       const float *rows[CLB_ROW_BLOCK];
       float t[CLB_ROW_BLOCK * 2 * CLB_PANEL];
       int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
-      for (int i = 0; i < n; i++) rows[i] = h + (r + i) * ldh;
+      for (int i = 0; i < n; i++) rows[i] = (const float *)(h + (r + i) * h_bytes);
       clb_input a = {rows, 0, 1, s->intermediate_size};
-      k->linear_f32(&a, n, &b, n_panels, init, t, ldt);
+      linear(&a, n, &b, n_panels, init, t, ldt);
       for (int i = 0; i < n; i++) {
         int slot = job->order[first + r + i];
         k->accumulate_f32(job->slot_weights[slot], t + i * ldt, n_columns,
@@ -117,6 +142,11 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
       }
     }
   }
+}
+
+/* Where an expert's intermediate states are when several experts' are kept at once. */
+static char *states_of(const clb_experts_job *job, int begin, int expert) {
+  return (char *)job->activations + (job->offsets[expert] - job->offsets[begin]) * clb_activation_bytes(job->shape);
 }
 
 typedef struct {
@@ -139,22 +169,18 @@ static void up_task(void *arg, int index, int worker) {
   const split *s = arg;
   int expert = s->active[index / s->n_parts], part = index % s->n_parts;
   int n_panels = (int)clb_up_panels(s->job->shape);
-  float *h = s->job->activations +
-             (s->job->offsets[expert] - s->job->offsets[s->begin]) * (ptrdiff_t)clb_activation_stride(s->job->shape);
   project_up(s->k, s->job, expert, part_start(n_panels, part, s->n_parts), part_start(n_panels, part + 1, s->n_parts),
-             h, s->job->unpacked + worker * s->unpacked_each);
+             states_of(s->job, s->begin, expert), s->job->unpacked + worker * s->unpacked_each);
 }
 
 static void down_task(void *arg, int index, int worker) {
   const split *s = arg;
   int n_panels = (int)clb_down_panels(s->job->shape);
-  for (int e = s->begin; e < s->end; e++) {
-    const float *h = s->job->activations +
-                     (s->job->offsets[e] - s->job->offsets[s->begin]) * (ptrdiff_t)clb_activation_stride(s->job->shape);
+  for (int e = s->begin; e < s->end; e++)
     if (s->job->offsets[e + 1] > s->job->offsets[e])
       project_down(s->k, s->job, e, part_start(n_panels, index, s->n_parts),
-                   part_start(n_panels, index + 1, s->n_parts), h, s->job->unpacked + worker * s->unpacked_each);
-  }
+                   part_start(n_panels, index + 1, s->n_parts), states_of(s->job, s->begin, e),
+                   s->job->unpacked + worker * s->unpacked_each);
 }
 
 static int parts_for(int64_t work, int n_panels, int n_groups, int n_threads) {
@@ -163,6 +189,25 @@ static int parts_for(int64_t work, int n_panels, int n_groups, int n_threads) {
   if (parts > enough) parts = enough;
   if (parts > blocks_of(n_panels, CLB_UNIT)) parts = blocks_of(n_panels, CLB_UNIT);
   return parts < 1 ? 1 : (int)parts;
+}
+
+static void begin_task(void *arg, int index, int worker) {
+  (void)worker;
+  const split *s = arg;
+  const clb_experts_job *job = s->job;
+  int hidden = job->shape->hidden_size, first = (int)((int64_t)job->n_tokens * index / s->n_parts);
+  int end = (int)((int64_t)job->n_tokens * (index + 1) / s->n_parts);
+  for (ptrdiff_t t = first; t < end; t++)
+    s->k->quantize(job->shape->dtype, job->x + t * job->x_stride, hidden, 0, blocks_of(hidden, CLB_GROUP),
+                   (char *)job->inputs + t * clb_input_bytes(job->shape));
+}
+
+void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads) {
+  enum { VALUES_PER_TASK = 1 << 16 };
+  if (!quantised(job->shape->dtype)) return;
+  int64_t parts = (int64_t)job->n_tokens * job->shape->hidden_size / VALUES_PER_TASK;
+  split s = {.k = k, .job = job, .n_parts = parts < 1 ? 1 : parts < n_threads ? (int)parts : n_threads};
+  clb_pool_run(begin_task, &s, s.n_parts, n_threads);
 }
 
 void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads) {

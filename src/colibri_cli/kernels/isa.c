@@ -7,8 +7,11 @@ extern const clb_kernels clb_kernels_scalar;
 #ifdef __x86_64__
 extern const clb_kernels clb_kernels_avx2;
 #endif
+#ifdef __aarch64__
+extern const clb_kernels clb_kernels_neon; /* part of armv8-a: no question to ask */
+#endif
 
-static int runs_scalar(void) { return 1; }
+static int runs_always(void) { return 1; }
 #ifdef __x86_64__
 /* The compiler's runtime also asks whether the operating system saves the wide registers. */
 static int runs_avx2(void) {
@@ -25,11 +28,17 @@ static const struct {
 #ifdef __x86_64__
     {&clb_kernels_avx2, runs_avx2},
 #endif
-    {&clb_kernels_scalar, runs_scalar},
+#ifdef __aarch64__
+    {&clb_kernels_neon, runs_always},
+#endif
+    {&clb_kernels_scalar, runs_always},
 };
 static const char *const names[] = {
 #ifdef __x86_64__
     "avx2",
+#endif
+#ifdef __aarch64__
+    "neon",
 #endif
     "scalar", NULL};
 

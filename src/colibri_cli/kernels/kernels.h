@@ -27,8 +27,18 @@ typedef enum { CLB_RELU, CLB_RELU2, CLB_SILU, CLB_GELU, CLB_GELU_TANH } clb_acti
 typedef enum { CLB_SOFTMAX_TOPK, CLB_TOPK_SOFTMAX } clb_gate_kind;
 typedef enum { CLB_EXACT, CLB_TAYLOR } clb_exp_kind;
 
-/* The input of a linear layer: n_segments pieces of k floats each, chained in order. Row r of segment s starts at
- * rows[s * n_rows_stride + r]. One segment is the usual case; the context mixer has one for each offset. */
+/* How weights are held (docs/formats.md gives the layouts byte by byte):
+ *   F32   panel row i: 16 floats
+ *   BF16  panel row i: 16 bfloat16, columns 0 8 1 9 2 10 ...: even and odd halves of a 32-bit word are two vectors
+ *   I8    for each group of 32 inputs: 16 pairs of inputs x 16 columns x 2 int8, then 16 bfloat16 scales
+ *   I4    for each group of 32 inputs: 8 quads of inputs x 8 columns x 4 bytes, low nibble columns 0..7, high nibble
+ *         columns 8..15, then 16 scale codes, then 16 zero codes (clb_i4_scale; a weight is scale (q - zero / 16)) */
+typedef enum { CLB_F32, CLB_BF16, CLB_I8, CLB_I4, CLB_N_DTYPES } clb_dtype;
+enum { CLB_GROUP = 32 }; /* inputs that share a scale */
+
+/* The input of a linear layer: n_segments pieces of k values each, chained in order. Row r of segment s starts at
+ * rows[s * segment_stride + r]. One segment is the usual case; the context mixer has one for each offset.
+ * F32 and BF16 weights take rows of floats, I8 and I4 rows that quantize has made. */
 typedef struct {
   const float *const *rows;
   ptrdiff_t segment_stride; /* row pointers from one segment to the next */
@@ -36,11 +46,12 @@ typedef struct {
   int k;
 } clb_input;
 
-/* Panels of weights: element (segment s, input i, panel p, column j) at
- * data[s * segment_stride + p * panel_stride + i * row_stride + j]. */
+/* Panels of weights: panel p of segment s at data + s * segment_stride + p * panel_stride bytes, its row i (F32, BF16)
+ * row_stride bytes after row i - 1. */
 typedef struct {
-  const float *data;
+  const void *data;
   ptrdiff_t segment_stride, panel_stride, row_stride;
+  float base; /* I4: what every scale is relative to */
 } clb_panels;
 
 /* How an expert's intermediate activation is formed from gate g and up u (u absent in an ungated expert):
@@ -59,14 +70,19 @@ typedef struct {
   int renormalize;
 } clb_gate_rule;
 
+/* c[r][16 p + j] = chain from init[16 p + j] over the input; r < n_rows <= CLB_ROW_BLOCK, p < n_panels. c has a row
+ * stride of ldc >= 16 n_panels. I8 and I4 sum a group exactly in int32 and chain over groups. */
+typedef void (*clb_linear)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init,
+                           float *c, ptrdiff_t ldc);
+
 /* One instruction set's kernels. */
 typedef struct {
   const char *isa;
 
-  /* c[r][16 p + j] = chain from init[16 p + j] over the input; r < n_rows <= CLB_ROW_BLOCK, p < n_panels.
-   * c has a row stride of ldc >= 16 n_panels. */
-  void (*linear_f32)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
-                     ptrdiff_t ldc);
+  clb_linear linear_f32, linear_bf16, linear_i8, linear_i4;
+
+  /* Groups first..first + n_groups - 1 of one quantised row of n_inputs, from x (zeros beyond n_inputs). */
+  void (*quantize)(clb_dtype dtype, const float *x, int n_inputs, int first, int n_groups, void *row);
 
   /* panel[i][j] = w[j * row_stride + i] for j < n_columns <= CLB_PANEL, 0 beyond; i < k. */
   void (*transpose_f32)(const float *w, ptrdiff_t row_stride, int n_columns, int k, float *panel);
@@ -161,18 +177,33 @@ void clb_gumbel(uint64_t state[2], float temperature, float *logits, ptrdiff_t l
  * offsets[e]..offsets[e+1] are expert e's. Ids are -1 (skipped) or in 0..n_experts-1. */
 void clb_dispatch(const int32_t *ids, int n_slots, int n_experts, int32_t *offsets, int32_t *order);
 
+/* pack.c: weights into panels. Strided source: output column j, input i of w at w[j * output_stride + i *
+ * input_stride]. Panel p goes to panels + p * panel_stride bytes. Quantised types choose each group's scale (and zero)
+ * to make the squared error small; base is what clb_i4_base gave for all the weights that share it. */
+size_t clb_panel_bytes(clb_dtype dtype, int n_inputs);
+size_t clb_row_bytes(clb_dtype dtype, int n_inputs); /* of one row of activations as linear_<dtype> takes it */
+float clb_i4_base(const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride, int n_outputs, int n_inputs);
+void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrdiff_t output_stride,
+                     ptrdiff_t input_stride, int n_outputs, int n_inputs, float base, void *panels,
+                     ptrdiff_t panel_stride, int n_threads);
+
 /* experts.c */
 typedef struct {
-  const float *up, *up_bias; /* panels or rows; biases unpadded, or NULL */
-  const float *down, *down_bias;
+  const void *up;
+  const float *up_bias; /* unpadded, or NULL */
+  const void *down;
+  const float *down_bias;
+  float up_base, down_base; /* I4 */
 } clb_expert;
 
 typedef enum { CLB_LAYOUT_PANELS, CLB_LAYOUT_ROWS } clb_layout;
 
-/* Panels: up is [panels][hidden][16] (gated: gate, up, gate, up, ...), down is [panels][intermediate][16].
- * Rows: up is [intermediate, or 2 intermediate with the gate rows first][hidden], down is [hidden][intermediate]. */
+/* Panels: up is [panels] over hidden_size inputs (gated: gate, up, gate, up, ...), down is [panels] over
+ * intermediate_size inputs. Rows (F32): up is [intermediate, or 2 intermediate with the gate rows first][hidden], down
+ * is [hidden][intermediate]. */
 typedef struct {
   int hidden_size, intermediate_size;
+  clb_dtype dtype;
   clb_layout layout;
   clb_activation_rule rule;
 } clb_experts_shape;
@@ -180,27 +211,26 @@ typedef struct {
 typedef struct {
   const clb_experts_shape *shape;
   const clb_expert *experts; /* by id */
-  int top_k;
+  int n_tokens, top_k;
   const int32_t *offsets, *order; /* from clb_dispatch */
   const float *slot_weights;      /* [n_tokens * top_k] */
   const float *x;
   ptrdiff_t x_stride;
   float *y; /* [n_tokens][hidden_size]; each expert's weighted output is added by ascending expert id */
   ptrdiff_t y_stride;
-  float *activations; /* scratch: n_slots * clb_activation_stride() floats */
-  float *unpacked;    /* scratch: n_threads * clb_unpacked_floats() */
+  void *inputs;      /* scratch: n_tokens * clb_input_bytes() */
+  void *activations; /* scratch: n_tokens * top_k * clb_activation_bytes() */
+  float *unpacked;   /* scratch: n_threads * clb_unpacked_floats() */
 } clb_experts_job;
 size_t clb_up_panels(const clb_experts_shape *shape);
 size_t clb_down_panels(const clb_experts_shape *shape);
-size_t clb_activation_stride(const clb_experts_shape *shape); /* floats of one slot's intermediate state */
-size_t clb_unpacked_floats(const clb_experts_shape *shape);   /* 0 where the layout needs no unpacking */
+size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input where weights want it quantised, or 0 */
+size_t clb_activation_bytes(const clb_experts_shape *shape); /* one slot's intermediate state */
+size_t clb_unpacked_floats(const clb_experts_shape *shape);  /* 0 where the layout needs no unpacking */
+/* Quantises x where the weights want that. Before the first clb_experts_run of a job. */
+void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads);
 /* Adds experts begin..end-1 to y. */
 void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads);
-
-/* Strided source -> panels: output column j, input i of w at w[j * output_stride + i * input_stride]; panel p goes to
- * panels + p * panel_stride. */
-void clb_pack_panels(const clb_kernels *k, const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride,
-                     int n_outputs, int n_inputs, float *panels, ptrdiff_t panel_stride);
 
 /* model.c: the two ends of a token classifier. */
 typedef struct {

@@ -2,12 +2,21 @@
 
 enum { VECTORS = CLB_PANEL / LANES }; /* vectors in one row of a panel */
 
+static inline __attribute__((always_inline)) void load_panel_row(clb_dtype dtype, const void *w, vf *row) {
+  if (dtype == CLB_BF16) {
+    vf_load_bf16(w, row);
+  } else {
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v++) row[v] = vf_load((const float *)w + v * LANES);
+  }
+}
+
 /* n_rows x n_panels outputs held in registers over the whole chain; both counts are compile-time constants in every
  * use, so the loops over them vanish. ROW_TILE rows by one panel, or one row by CLB_UNIT panels (8 accumulators at 8
  * lanes), keep both FMA ports busy: 8 chains or more against a latency of 4 cycles. */
-static inline __attribute__((always_inline)) void tile(const clb_input *a, int row, int n_rows, const clb_panels *b,
-                                                       int panel, int n_panels, const float *init, float *c,
-                                                       ptrdiff_t ldc) {
+static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const clb_input *a, int row, int n_rows,
+                                                       const clb_panels *b, int panel, int n_panels, const float *init,
+                                                       float *c, ptrdiff_t ldc) {
   vf acc[ROW_TILE][CLB_UNIT * VECTORS];
 #pragma GCC unroll 16
   for (int r = 0; r < n_rows; r++)
@@ -19,13 +28,11 @@ static inline __attribute__((always_inline)) void tile(const clb_input *a, int r
     const float *x[ROW_TILE];
 #pragma GCC unroll 16
     for (int r = 0; r < n_rows; r++) x[r] = rows[r];
-    const float *w = b->data + s * b->segment_stride + panel * b->panel_stride;
+    const char *w = (const char *)b->data + s * b->segment_stride + panel * b->panel_stride;
     for (ptrdiff_t i = 0, k = a->k; i < k; i++, w += b->row_stride) {
       vf w_i[CLB_UNIT * VECTORS];
 #pragma GCC unroll 16
-      for (int p = 0; p < n_panels; p++)
-#pragma GCC unroll 16
-        for (int v = 0; v < VECTORS; v++) w_i[p * VECTORS + v] = vf_load(w + p * b->panel_stride + v * LANES);
+      for (int p = 0; p < n_panels; p++) load_panel_row(dtype, w + p * b->panel_stride, w_i + p * VECTORS);
 #pragma GCC unroll 16
       for (int r = 0; r < n_rows; r++) {
         vf x_ri = vf_set1(x[r][i]);
@@ -41,21 +48,22 @@ static inline __attribute__((always_inline)) void tile(const clb_input *a, int r
     for (int v = 0; v < n_panels * VECTORS; v++) vf_store(c + (row + r) * ldc + v * LANES, acc[r][v]);
 }
 
-static void linear_f32(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
-                       ptrdiff_t ldc) {
+static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const clb_input *a, int n_rows,
+                                                         const clb_panels *b, int n_panels, const float *init, float *c,
+                                                         ptrdiff_t ldc) {
 #if ROW_TILE > 1
   /* Few rows: several panels at once, or the chains are too few to fill the latency. */
   int panel = 0;
   if (n_rows == 1)
     for (; panel + 4 <= n_panels; panel += 4)
-      tile(a, 0, 1, b, panel, 4, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
+      tile(dtype, a, 0, 1, b, panel, 4, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
   if (n_rows <= 3)
     for (; panel + 2 <= n_panels; panel += 2) {
       const float *from = init + panel * CLB_PANEL;
       float *to = c + panel * CLB_PANEL;
-      if (n_rows == 1) tile(a, 0, 1, b, panel, 2, from, to, ldc);
-      if (n_rows == 2) tile(a, 0, 2, b, panel, 2, from, to, ldc);
-      if (n_rows == 3) tile(a, 0, 3, b, panel, 2, from, to, ldc);
+      if (n_rows == 1) tile(dtype, a, 0, 1, b, panel, 2, from, to, ldc);
+      if (n_rows == 2) tile(dtype, a, 0, 2, b, panel, 2, from, to, ldc);
+      if (n_rows == 3) tile(dtype, a, 0, 3, b, panel, 2, from, to, ldc);
     }
   for (; panel < n_panels; panel++) {
     const float *from = init + panel * CLB_PANEL;
@@ -65,12 +73,12 @@ static void linear_f32(const clb_input *a, int n_rows, const clb_panels *b, int 
       /* 7 to 11 rows go as two even halves: 4 + 4 keeps more chains in flight than 6 + 2. */
       int n = left >= 2 * ROW_TILE ? ROW_TILE : left > ROW_TILE ? (left + 1) / 2 : left;
       switch (n) {
-        case 6: tile(a, row, 6, b, panel, 1, from, to, ldc); break;
-        case 5: tile(a, row, 5, b, panel, 1, from, to, ldc); break;
-        case 4: tile(a, row, 4, b, panel, 1, from, to, ldc); break;
-        case 3: tile(a, row, 3, b, panel, 1, from, to, ldc); break;
-        case 2: tile(a, row, 2, b, panel, 1, from, to, ldc); break;
-        default: tile(a, row, 1, b, panel, 1, from, to, ldc);
+        case 6: tile(dtype, a, row, 6, b, panel, 1, from, to, ldc); break;
+        case 5: tile(dtype, a, row, 5, b, panel, 1, from, to, ldc); break;
+        case 4: tile(dtype, a, row, 4, b, panel, 1, from, to, ldc); break;
+        case 3: tile(dtype, a, row, 3, b, panel, 1, from, to, ldc); break;
+        case 2: tile(dtype, a, row, 2, b, panel, 1, from, to, ldc); break;
+        default: tile(dtype, a, row, 1, b, panel, 1, from, to, ldc);
       }
       row += n, left -= n;
     }
@@ -78,8 +86,18 @@ static void linear_f32(const clb_input *a, int n_rows, const clb_panels *b, int 
 #else
   for (int panel = 0; panel < n_panels; panel++)
     for (int row = 0; row < n_rows; row++)
-      tile(a, row, 1, b, panel, 1, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
+      tile(dtype, a, row, 1, b, panel, 1, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
 #endif
+}
+
+static void linear_f32(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
+                       ptrdiff_t ldc) {
+  linear(CLB_F32, a, n_rows, b, n_panels, init, c, ldc);
+}
+
+static void linear_bf16(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
+                        ptrdiff_t ldc) {
+  linear(CLB_BF16, a, n_rows, b, n_panels, init, c, ldc);
 }
 
 static void transpose_f32(const float *w, ptrdiff_t row_stride, int n_columns, int k, float *panel) {

@@ -34,7 +34,7 @@ static void mix(span *s, int t, int n) {
   const clb_mix_job *job = s->job;
   int hidden = job->hidden_size, n_offsets = 2 * job->context + 1;
   int full = hidden / CLB_PANEL, tail = hidden % CLB_PANEL, n_panels = full + (tail > 0);
-  ptrdiff_t panel = (ptrdiff_t)hidden * CLB_PANEL;
+  ptrdiff_t panel = (ptrdiff_t)hidden * CLB_PANEL, bytes = panel * (ptrdiff_t)sizeof(float);
   static const float no_bias[CLB_UNIT * CLB_PANEL];
   const float *rows[CLB_MAX_SEGMENTS * CLB_ROW_BLOCK];
   for (int o = 0; o < n_offsets; o++)
@@ -46,12 +46,12 @@ static void mix(span *s, int t, int n) {
   clb_input a = {rows, CLB_ROW_BLOCK, n_offsets, hidden};
   float *x = job->x + (ptrdiff_t)t * hidden;
   for (int p = 0; p < full; p += CLB_UNIT) {
-    clb_panels b = {job->mixer + p * panel, n_panels * panel, panel, CLB_PANEL};
+    clb_panels b = {job->mixer + p * panel, n_panels * bytes, bytes, CLB_PANEL * sizeof(float), 0};
     s->k->linear_f32(&a, n, &b, full - p < CLB_UNIT ? full - p : CLB_UNIT, no_bias, x + p * CLB_PANEL, hidden);
   }
   if (tail) {
     float edge[CLB_ROW_BLOCK * CLB_PANEL];
-    clb_panels b = {job->mixer + full * panel, n_panels * panel, panel, CLB_PANEL};
+    clb_panels b = {job->mixer + full * panel, n_panels * bytes, bytes, CLB_PANEL * sizeof(float), 0};
     s->k->linear_f32(&a, n, &b, 1, no_bias, edge, CLB_PANEL);
     for (int r = 0; r < n; r++)
       memcpy(x + (ptrdiff_t)r * hidden + full * CLB_PANEL, edge + r * CLB_PANEL, (size_t)tail * sizeof(float));
@@ -73,7 +73,8 @@ static void classify(span *s, int t, int n) {
     int m = n - first < step ? n - first : step;
     for (int r = 0; r < m; r++) rows[r] = job->h + (ptrdiff_t)(t + first + r) * job->hidden_size;
     clb_input a = {rows, 0, 1, job->hidden_size};
-    clb_panels b = {job->panels, 0, (ptrdiff_t)job->hidden_size * CLB_PANEL, CLB_PANEL};
+    clb_panels b = {job->panels, 0, (ptrdiff_t)clb_panel_bytes(CLB_F32, job->hidden_size), CLB_PANEL * sizeof(float),
+                    0};
     s->k->linear_f32(&a, m, &b, n_panels, job->bias, logits, width);
     for (int r = 0; r < m; r++) {
       const float *row = logits + r * width;

@@ -3,6 +3,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "dots_plain.h"
+
 #define CLB_ISA scalar
 #define LANES 1
 #define ROW_TILE 1 /* rows whose accumulators fit the register file together with one panel */
@@ -47,5 +49,16 @@ static inline vf vf_scale(vf x, vi n) {
   memcpy(&x, &bits, sizeof bits);
   return x;
 }
+/* A panel row of bfloat16 as vectors of columns: CLB_BF16's order in kernels.h. */
+static inline void vf_load_bf16(const void *p, vf row[16]) {
+  for (int j = 0; j < 16; j++) {
+    uint16_t half;
+    memcpy(&half, (const char *)p + 4 * (j % 8) + 2 * (j / 8), sizeof half);
+    uint32_t bits = (uint32_t)half << 16;
+    memcpy(&row[j], &bits, sizeof bits);
+  }
+}
+static inline vf vf_from(const int32_t *p) { return (float)*p; }
+static inline void vf_load_i4_scales(const uint8_t *codes, vf scale[16]) { load_i4_scales(codes, scale); }
 /* Lane i of row j becomes lane j of row i. */
 static inline void vf_transpose(vf r[LANES]) { (void)r; }

@@ -1,0 +1,107 @@
+/* Every kernel of every instruction set in this build, over odd sizes, as one hash each: the same on every machine.
+ *
+ * usage: golden          prints "<instruction set> <hash>" a line
+ *
+ * Built from the kernels alone, so that it runs where Python does not: natively, and for Arm under qemu-user. Inputs
+ * come from a xorshift in integers; the hash is FNV-1a over the output bytes. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+
+enum { ROWS = 13, MOST_INPUTS = 100, MOST_PANELS = 4 };
+
+static uint64_t state, hash;
+
+static float number(void) { /* a multiple of 2^-21 in (-2, 2) */
+  state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+  return (float)((int64_t)(state >> 42) - (1 << 21)) / (1 << 20);
+}
+
+static void add(const void *data, size_t n_bytes) {
+  for (size_t i = 0; i < n_bytes; i++) hash = (hash ^ ((const unsigned char *)data)[i]) * UINT64_C(1099511628211);
+}
+
+static void add_linear(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_inputs, int n_panels) {
+  clb_linear linear[] = {k->linear_f32, k->linear_bf16, k->linear_i8, k->linear_i4};
+  int quantised = dtype == CLB_I8 || dtype == CLB_I4, n_groups = (n_inputs + CLB_GROUP - 1) / CLB_GROUP;
+  int n_outputs = n_panels * CLB_PANEL - 3;
+  size_t panel_bytes = clb_panel_bytes(dtype, n_inputs), row_bytes = clb_row_bytes(dtype, n_inputs);
+  float x[ROWS][MOST_INPUTS], w[MOST_PANELS * CLB_PANEL][MOST_INPUTS], init[MOST_PANELS * CLB_PANEL];
+  float c[ROWS][MOST_PANELS * CLB_PANEL];
+  const float *rows[ROWS];
+  char *panels = calloc((size_t)n_panels, panel_bytes), *quants = calloc((size_t)n_rows, row_bytes);
+  for (int r = 0; r < n_rows; r++)
+    for (int i = 0; i < n_inputs; i++) x[r][i] = number();
+  for (int j = 0; j < n_outputs; j++)
+    for (int i = 0; i < n_inputs; i++) w[j][i] = number();
+  for (int j = 0; j < n_panels * CLB_PANEL; j++) init[j] = number();
+  float base = dtype == CLB_I4 ? clb_i4_base(&w[0][0], MOST_INPUTS, 1, n_outputs, n_inputs) : 0.0f;
+  clb_pack_panels(k, dtype, &w[0][0], MOST_INPUTS, 1, n_outputs, n_inputs, base, panels, (ptrdiff_t)panel_bytes, 1);
+  add(panels, (size_t)n_panels * panel_bytes);
+  for (int r = 0; r < n_rows; r++) {
+    rows[r] = x[r];
+    if (quantised) {
+      k->quantize(dtype, x[r], n_inputs, 0, n_groups, quants + r * row_bytes);
+      rows[r] = (const float *)(quants + r * row_bytes);
+    }
+  }
+  clb_input a = {rows, 0, 1, n_inputs};
+  ptrdiff_t row_stride = CLB_PANEL * (dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float));
+  clb_panels b = {panels, 0, (ptrdiff_t)panel_bytes, row_stride, base};
+  linear[dtype](&a, n_rows, &b, n_panels, init, &c[0][0], MOST_PANELS * CLB_PANEL);
+  for (int r = 0; r < n_rows; r++) add(c[r], (size_t)n_panels * CLB_PANEL * sizeof(float));
+  free(panels), free(quants);
+}
+
+static void add_activations(const clb_kernels *k, int n_rows) {
+  float t[ROWS][4 * CLB_PANEL], h[ROWS][4 * CLB_PANEL];
+  for (int kind = CLB_RELU; kind <= CLB_GELU_TANH; kind++)
+    for (int gated = 0; gated < 2; gated++)
+      for (int clamped = 0; clamped < 2; clamped++) {
+        clb_activation_rule rule = {(clb_activation)kind, gated, clamped ? 1.702f : 1.0f, clamped ? 1.0f : 0.0f,
+                                    clamped ? 7.0f : INFINITY};
+        for (int r = 0; r < n_rows; r++)
+          for (int j = 0; j < 4 * CLB_PANEL; j++) t[r][j] = number() * (j % 5 ? 3.0f : 40.0f);
+        k->activate_f32(&rule, &t[0][0], n_rows, 4 * CLB_PANEL, 4, &h[0][0], 4 * CLB_PANEL);
+        for (int r = 0; r < n_rows; r++) add(h[r], (gated ? 2 : 4) * CLB_PANEL * sizeof(float));
+      }
+}
+
+static void add_gate(const clb_kernels *k, int n_rows, int n_experts, int top_k) {
+  float logits[ROWS][4 * CLB_PANEL] = {{0}}, weights[ROWS * 4 * CLB_PANEL], out[ROWS][4 * CLB_PANEL];
+  int32_t ids[ROWS * 4 * CLB_PANEL];
+  for (int r = 0; r < n_rows; r++)
+    for (int e = 0; e < n_experts; e++) logits[r][e] = floorf(number() * 64.0f) / 16.0f; /* with ties */
+  for (int variant = 0; variant < 8; variant++) {
+    clb_gate_rule rule = {n_experts, top_k, (clb_gate_kind)(variant & 1), (clb_exp_kind)(variant >> 1 & 1),
+                          variant >> 2};
+    k->gate_f32(&rule, &logits[0][0], 4 * CLB_PANEL, n_rows, ids, weights);
+    add(ids, (size_t)(n_rows * top_k) * sizeof *ids), add(weights, (size_t)(n_rows * top_k) * sizeof *weights);
+  }
+  for (int gating = CLB_EXACT; gating <= CLB_TAYLOR; gating++) {
+    k->softmax_f32((clb_exp_kind)gating, &logits[0][0], 4 * CLB_PANEL, n_experts, n_rows, &out[0][0], 4 * CLB_PANEL);
+    for (int r = 0; r < n_rows; r++) add(out[r], (size_t)n_experts * sizeof(float));
+  }
+}
+
+int main(void) {
+  for (const char *const *name = clb_isa_names(); *name; name++) {
+    const clb_kernels *k = clb_kernels_by_name(*name);
+    if (!k) continue; /* not on this processor */
+    state = UINT64_C(88172645463325252), hash = UINT64_C(14695981039346656037);
+    for (int dtype = CLB_F32; dtype < CLB_N_DTYPES; dtype++)
+      for (int n_rows = 1; n_rows <= ROWS; n_rows++)
+        for (int n_panels = 1; n_panels <= MOST_PANELS; n_panels++)
+          add_linear(k, (clb_dtype)dtype, n_rows, 1 + (n_rows * 31 + n_panels * 17) % MOST_INPUTS, n_panels);
+    for (int n_rows = 1; n_rows <= ROWS; n_rows++) {
+      add_activations(k, n_rows);
+      for (int n_experts = 1; n_experts <= 4 * CLB_PANEL; n_experts += 7)
+        add_gate(k, n_rows, n_experts, 1 + n_rows * 3 % n_experts);
+    }
+    printf("%s %016llx\n", k->isa, (unsigned long long)hash);
+  }
+  return 0;
+}

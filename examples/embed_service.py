@@ -74,8 +74,8 @@ class Handler(BaseHTTPRequestHandler):
         """Replace an expert: calls under way finish with the old one, later calls see the new one."""
         experts = self.server.layer.experts
         path, n_bytes = re.fullmatch(r"/experts/(\d{1,4})", self.path), experts.shape.n_bytes
-        if path is None or int(path[1]) >= experts.n_experts:
-            self.refuse(404, f"PUT goes to /experts/<i>, i from 0 to {experts.n_experts - 1}")
+        if path is None or int(path[1]) >= len(experts):
+            self.refuse(404, f"PUT goes to /experts/<i>, i from 0 to {len(experts) - 1}")
             return
         if self.body_size() != n_bytes:
             self.refuse(400, f"PUT /experts/<i> takes {n_bytes} bytes")

@@ -45,6 +45,8 @@ cdef extern from "kernels.h" nogil:
     int clb_watch(const void *start, size_t n_bytes) noexcept
     void clb_unwatch(int region) noexcept
     int clb_lost(int region) noexcept
+    int clb_float_mode() noexcept
+    void clb_restore_float_mode(int before) noexcept
     void clb_pool_reserve(int n_threads) noexcept
 
     ctypedef struct clb_route_job:

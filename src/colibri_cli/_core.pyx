@@ -54,7 +54,7 @@ def use_isa(name):
         This build does not hold it, or this processor does not run it.
     """
     global kernels
-    cdef const clb_kernels *chosen = clb_kernels_by_name(name.encode())
+    cdef const clb_kernels *chosen = clb_kernels_by_name(name.encode(errors="replace"))
     if chosen == NULL:
         raise UsageError(
             expected=f"an instruction set that runs here ({', '.join(isa_names())})",
@@ -427,7 +427,7 @@ cdef class Gate:
         """Return (ids int32 ``(T, K)``, weights float32 ``(T, K)``, load int64 ``(E,)``)."""
         cdef Matrix x
         cdef Py_ssize_t bad, s, n_slots
-        cdef int top_k = self.rule.top_k
+        cdef int top_k = self.rule.top_k, csr
         cdef clb_route_job job
         cdef _Memory workspace
         cdef int64_t *load
@@ -466,6 +466,7 @@ cdef class Gate:
                 if balance is not None:
                     balance.state.candidates = candidates
                 with nogil:
+                    csr = clb_float_mode()
                     bad = clb_route(kernels, &job, self.threads)
                     if bad < 0 and noise is not None:
                         before = noise.state
@@ -480,6 +481,7 @@ cdef class Gate:
                     if bad < 0:
                         for s in range(n_slots):
                             load[job.ids[s]] += 1
+                    clb_restore_float_mode(csr)
             finally:
                 self.workspaces.give_back(workspace)
             if bad >= 0:
@@ -572,7 +574,7 @@ cdef class ExpertSet:
 
     cdef tuple experts
     cdef _Memory pointers
-    cdef _Memory present  # a byte an id: whether it is in use; then a byte an id that the call under check has seen
+    cdef _Memory present  # a byte an id: whether it is in use
 
     def __cinit__(self, experts):
         cdef Py_ssize_t i, n
@@ -580,9 +582,11 @@ cdef class ExpertSet:
         cdef clb_expert *to
         self.experts = tuple(experts)
         n = len(self.experts)
+        if n > CLB_MAX_EXPERTS:
+            raise InvalidInput(expected=f"at most {CLB_MAX_EXPERTS} experts", got=str(n), at="experts")
         self.pointers, self.present = _Memory(), _Memory()
         self.pointers.reserve((n + 1) * sizeof(clb_expert))
-        self.present.reserve(2 * n + 1)
+        self.present.reserve(n + 1)
         to = <clb_expert *>self.pointers.data
         for i in range(n):
             self.present.data[i] = self.experts[i] is not None
@@ -735,11 +739,9 @@ cdef class ExpertKernel:
                                    got=f"shape {shape_of(&y)}, strides {(y.row_stride, y.column_stride)}", at="out")
             if overlap(&y, &x) or overlap(&y, &ids) or overlap(&y, &weights):
                 raise InvalidInput(expected="memory of its own", got="an overlap with an input", at="out")
-            self.check_ids(experts, &ids)
             workspace = self.workspaces.take()
             try:
                 self.run_chunks(experts, &x, &ids, &weights, &y, workspace, loader)
-                self.check_files(experts)
             finally:
                 self.workspaces.give_back(workspace)
             return out
@@ -749,34 +751,31 @@ cdef class ExpertKernel:
             close_matrix(&weights)
             close_matrix(&y)
 
-    cdef int check_ids(self, ExpertSet experts, const Matrix *ids) except -1:
-        """Refuse ids that name no expert."""
+    cdef int copy_ids(self, ExpertSet experts, const Matrix *ids, int32_t *to) except -1:
+        """Copy the ids, refusing those that name no expert; what is checked is what is used, whoever else writes."""
         cdef Py_ssize_t t, k, n = len(experts.experts)
         cdef int64_t e
-        memset(experts.present.data + n, 0, n)
         for t in range(ids.rows):
             for k in range(ids.columns):
                 e = integer_at(ids, t, k)
-                if e == -1:
-                    continue
-                if e < 0 or e >= n or not experts.present.data[e]:
+                if e < -1 or e >= n or (e >= 0 and not experts.present.data[e]):
                     raise InvalidInput(
                         expected=f"-1 or the id of an expert in 0..{n - 1}",
-                        got=f"{e}" if e < 0 or e >= n else f"{e}, which was removed",
+                        got=f"{e}" if e < -1 or e >= n else f"{e}, which was removed",
                         at=f"expert_ids[{t}, {k}]",
                     )
-                experts.present.data[n + e] = 1
+                to[t * ids.columns + k] = <int32_t>e
         return 0
 
-    cdef int check_files(self, ExpertSet experts) except -1:
-        """Refuse an answer from an expert whose file has lost its pages, of those that check_ids has seen."""
-        cdef Py_ssize_t e, n = len(experts.experts)
+    cdef int check_files(self, ExpertSet experts, const int32_t *ids, Py_ssize_t n) except -1:
+        """Refuse an answer from experts whose file has lost its pages."""
+        cdef Py_ssize_t i
         cdef Expert expert
         if self.shape.layout != CLB_LAYOUT_ROWS:
             return 0
-        for e in range(n):
-            if experts.present.data[n + e]:
-                expert = experts.experts[e]
+        for i in range(n):
+            if ids[i] >= 0:
+                expert = experts.experts[ids[i]]
                 if expert.watch is not None and clb_lost(expert.watch.region):
                     expert.watch.check()
         return 0
@@ -784,28 +783,29 @@ cdef class ExpertKernel:
     cdef int run_chunks(self, ExpertSet experts, const Matrix *x, const Matrix *ids, const Matrix *weights,
                         const Matrix *y, _Memory workspace, object loader) except -1:
         """Take max_tokens tokens at a time: each token's bits are its own, whatever chunk it is in."""
-        cdef int n_experts = <int>len(experts.experts), hidden = self.shape.hidden_size
+        cdef int n_experts = <int>len(experts.experts), hidden = self.shape.hidden_size, csr
         cdef Py_ssize_t top_k = ids.columns, chunk, first, n, t, k
         cdef size_t state_bytes = clb_activation_bytes(&self.shape), input_bytes = clb_input_bytes(&self.shape)
         cdef size_t n_unpacked = self.threads * clb_unpacked_floats(&self.shape)
         cdef clb_experts_job job
-        cdef int32_t *slot_ids
+        cdef int32_t *all_ids
         cdef int32_t *offsets
         cdef int32_t *order
         cdef float *slot_weights
         cdef float *gathered
         cdef float *summed
-        cdef bint copies = not direct(x)
+        # What may fail half-way (a load, a file that loses its pages) is summed apart: out is written whole or not.
+        cdef bint copies = not direct(x), apart = loader is not None or self.shape.layout == CLB_LAYOUT_ROWS
         chunk = min(<Py_ssize_t>self.max_tokens, x.rows)
         if chunk == 0:
             return 0
         # One allocation: every buffer of the call, largest alignment first.
-        cdef size_t n_slots = <size_t>(chunk * top_k)
-        cdef size_t n_summed = <size_t>(x.rows * hidden) if loader is not None else 0
+        cdef size_t n_slots = <size_t>(chunk * top_k), n_ids = <size_t>(x.rows * top_k)
+        cdef size_t n_summed = <size_t>(x.rows * hidden) if apart else 0
         cdef size_t n_gathered = <size_t>(chunk * hidden) if copies else 0
         workspace.reserve(
             n_slots * state_bytes + chunk * input_bytes
-            + (n_unpacked + n_gathered + n_summed + 3 * n_slots + n_experts + 1) * sizeof(float)
+            + (n_unpacked + n_gathered + n_summed + 2 * n_slots + n_ids + n_experts + 1) * sizeof(float)
         )
         job.shape, job.top_k = &self.shape, <int>top_k
         job.experts = <const clb_expert *>experts.pointers.data
@@ -813,19 +813,20 @@ cdef class ExpertKernel:
         job.inputs = workspace.data + n_slots * state_bytes
         job.unpacked = <float *>(workspace.data + n_slots * state_bytes + chunk * input_bytes)
         gathered = job.unpacked + n_unpacked
-        summed = gathered + n_gathered  # a load that fails half-way must not leave half an answer in out
+        summed = gathered + n_gathered
         slot_weights = summed + n_summed
-        slot_ids = <int32_t *>(slot_weights + n_slots)
-        order = slot_ids + n_slots
+        order = <int32_t *>(slot_weights + n_slots)
         offsets = order + n_slots
+        all_ids = offsets + n_experts + 1
         job.offsets, job.order, job.slot_weights, job.y_stride = offsets, order, slot_weights, hidden
+        self.copy_ids(experts, ids, all_ids)
         for first in range(0, x.rows, chunk):
             n = min(chunk, x.rows - first)
-            job.y = (summed if n_summed else <float *>y.data) + first * hidden
+            job.n_tokens, job.y = <int>n, (summed if apart else <float *>y.data) + first * hidden
             with nogil:
+                csr = clb_float_mode()
                 for t in range(n):
                     for k in range(top_k):
-                        slot_ids[t * top_k + k] = <int32_t>integer_at(ids, first + t, k)
                         memcpy(&slot_weights[t * top_k + k],
                                weights.data + (first + t) * weights.row_stride + k * weights.column_stride,
                                sizeof(float))
@@ -835,21 +836,22 @@ cdef class ExpertKernel:
                 else:
                     job.x = <const float *>(x.data + first * x.row_stride)
                     job.x_stride = x.row_stride // <Py_ssize_t>sizeof(float)
-                clb_dispatch(slot_ids, <int>(n * top_k), n_experts, offsets, order)
+                clb_dispatch(all_ids + first * top_k, <int>(n * top_k), n_experts, offsets, order)
                 memset(job.y, 0, n * hidden * sizeof(float))
-                job.n_tokens = <int>n
                 clb_experts_begin(kernels, &job, self.threads)
                 if loader is None:
                     clb_experts_run(kernels, &job, 0, n_experts, self.threads)
+                clb_restore_float_mode(csr)
             if loader is not None:
                 self.run_loaded(&job, experts, n_experts, loader)
-        if n_summed:
+        self.check_files(experts, all_ids, n_ids)
+        if apart:
             memcpy(y.data, summed, n_summed * sizeof(float))
         return 0
 
     cdef int run_loaded(self, clb_experts_job *job, ExpertSet experts, int n_experts, object loader) except -1:
         """Run the active experts in ascending order, as many at a time as the loader holds."""
-        cdef int e, begin, end
+        cdef int e, begin, end, csr
         cdef clb_expert *pointers
         cdef _Memory table = _Memory()
         cdef Expert expert
@@ -867,7 +869,9 @@ cdef class ExpertKernel:
                     pointers[e] = expert.pointers
                 begin, end = group[0], group[len(group) - 1] + 1
                 with nogil:
+                    csr = clb_float_mode()
                     clb_experts_run(kernels, job, begin, end, self.threads)
+                    clb_restore_float_mode(csr)
             finally:
                 loader.release([experts.experts[e] for e in group])
         return 0
@@ -914,6 +918,7 @@ cdef class Mixer:
         cdef Py_ssize_t n = len(ids), t
         cdef const int32_t *tokens = <const int32_t *>contiguous(ids, n * sizeof(int32_t))
         cdef clb_mix_job job
+        cdef int csr
         check_tokens(n, "ids")
         for t in range(n):
             if not 0 <= tokens[t] < self.vocab_size:
@@ -925,7 +930,9 @@ cdef class Mixer:
             self.zeros, <float *>data_of(x),
         )
         with nogil:
+            csr = clb_float_mode()
             clb_mix_context(kernels, &job, self.threads)
+            clb_restore_float_mode(csr)
         if self.watch is not None:
             self.watch.check()
         return x
@@ -958,6 +965,7 @@ cdef class Head:
         """Return (probabilities float32 ``(T, C)``, classes int32 ``(T,)``) for contiguous float32 ``(T, hidden)``."""
         cdef Py_ssize_t n = len(h), bad
         cdef clb_head_job job
+        cdef int csr
         probabilities = np.empty((n, self.n_classes), np.float32)
         classes = np.empty(n, np.int32)
         job = clb_head_job(
@@ -966,7 +974,9 @@ cdef class Head:
             <int32_t *>data_of(classes),
         )
         with nogil:
+            csr = clb_float_mode()
             bad = clb_head(kernels, &job, self.threads)
+            clb_restore_float_mode(csr)
         if bad >= 0:
             raise InvalidInput(
                 expected="finite class logits",

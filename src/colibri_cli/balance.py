@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import TypedDict
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from colibri_cli import _core
 from colibri_cli.checks import check_integer
 from colibri_cli.errors import InvalidInput
+from colibri_cli.locks import Lock
 
 PREFERENCES = ("score", "emptiest")
 
@@ -76,7 +76,7 @@ class Balancer:
         self.threshold = threshold
         self.candidates = candidates
         self.prefer = prefer
-        self.lock = threading.Lock()  # held by a router while a batch passes
+        self.lock = Lock()  # held by a router while a batch passes
         self.core = _core.Balance(n_experts, window, threshold, prefer == "emptiest")
 
     @property

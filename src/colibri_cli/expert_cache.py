@@ -13,6 +13,7 @@ from colibri_cli.errors import ColibriError, InvalidInput
 from colibri_cli.formats.checked_file import CheckedFile
 from colibri_cli.formats.files import unreadable
 from colibri_cli.formats.mapped_file import check_size
+from colibri_cli.locks import Lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ class ExpertFile:
     def read_ahead(self) -> None:
         """Ask the system to read the file while this thread goes on."""
         with suppress(OSError):  # the load itself will report what is wrong
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
             finally:
@@ -65,7 +66,7 @@ class _Entry:
 
     def __init__(self) -> None:
         self.expert: Expert | None = None
-        self.error: ColibriError | None = None
+        self.error: ColibriError | MemoryError | None = None
         self.ready = threading.Event()
         self.in_use = 1
 
@@ -91,7 +92,7 @@ class ExpertCache:
         self.evictions = 0
         self.loads = 0
         self._load = load
-        self._lock = threading.Lock()
+        self._lock = Lock(after_fork=self._start_anew)
         self._entries: dict[ExpertFile, _Entry] = {}
         self._idle: OrderedDict[ExpertFile, None] = OrderedDict()  # not in use, least recently used first
 
@@ -118,7 +119,8 @@ class ExpertCache:
         held: list[Expert] = []
         try:
             for file in files:
-                held.append(self._acquire(file))  # noqa: PERF401 - what was held before an error is let go
+                while not self._hold(file, held):  # the thread that was loading it was interrupted: take its place
+                    pass
         except BaseException:
             self.release(files[: len(held)])
             raise
@@ -128,10 +130,7 @@ class ExpertCache:
         """Let go of ``files``; the least recently used of those that nobody holds make room."""
         with self._lock:
             for file in files:
-                entry = self._entries[file]
-                entry.in_use -= 1
-                if entry.in_use == 0:
-                    self._idle[file] = None
+                self._let_go(file, self._entries[file])
             self._shrink()
 
     def forget(self, file: ExpertFile) -> None:
@@ -140,37 +139,68 @@ class ExpertCache:
             if file in self._idle:
                 del self._idle[file], self._entries[file]
 
-    def _acquire(self, file: ExpertFile) -> Expert:
-        with self._lock:
-            entry = self._entries.get(file)
-            mine = entry is None
-            if entry is None:
-                entry = self._entries[file] = _Entry()
-                self.misses += 1
-            else:
-                entry.in_use += 1
-                self._idle.pop(file, None)
-                self.hits += 1
-            self._shrink()
-        if mine:
-            self._fill(file, entry)
-        entry.ready.wait()
-        if entry.expert is None:
-            raise entry.error or RuntimeError("the thread that was loading this expert was interrupted")
-        return entry.expert
+    def _hold(self, file: ExpertFile, held: list[Expert]) -> bool:
+        """Add a file's expert to ``held``; False: whoever was loading it gave up without a reason."""
+        entry, mine = None, False
+        try:
+            with self._lock:
+                entry = self._entries.get(file)
+                if entry is None:
+                    entry, mine = _Entry(), True
+                    self._entries[file] = entry
+                    self.misses += 1
+                else:
+                    entry.in_use += 1
+                    self._idle.pop(file, None)
+                    self.hits += 1
+                self._shrink()
+            if mine:
+                self._fill(file, entry)
+            entry.ready.wait()
+            if entry.expert is not None:
+                held.append(entry.expert)
+                return True
+        except BaseException:  # of a signal handler, too: nobody may be left waiting
+            with self._lock:
+                if entry is not None and self._entries.get(file) is entry:
+                    if entry.expert is None and mine:
+                        del self._entries[file]
+                    else:
+                        self._let_go(file, entry)
+            if entry is not None and mine:
+                entry.ready.set()
+            raise
+        if entry.error is not None:
+            raise entry.error
+        return False
 
     def _fill(self, file: ExpertFile, entry: _Entry) -> None:
         try:
             entry.expert = self._load(file)
             with self._lock:
                 self.loads += 1
-        except ColibriError as error:
+        except (ColibriError, MemoryError) as error:
             entry.error = error
         finally:
             if entry.expert is None:
                 with self._lock:
-                    del self._entries[file]
+                    self._entries.pop(file, None)
             entry.ready.set()
+
+    def _let_go(self, file: ExpertFile, entry: _Entry) -> None:
+        entry.in_use -= 1
+        if entry.in_use == 0:
+            self._idle[file] = None
+
+    def _start_anew(self) -> None:
+        """In a forked child: no other thread loads or holds anything."""
+        self._entries = {file: entry for file, entry in self._entries.items() if entry.expert is not None}
+        for entry in self._entries.values():
+            entry.in_use = 0
+            entry.ready = threading.Event()  # its own lock may have been held
+            entry.ready.set()
+        self._idle = OrderedDict.fromkeys(self._entries)
+        self._shrink()
 
     def _shrink(self) -> None:
         while len(self._entries) > self.group and self._idle:

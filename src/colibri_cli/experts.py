@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -19,9 +18,11 @@ from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.expert_cache import ExpertCache, ExpertFile
 from colibri_cli.formats.experts import ExpertShape
 from colibri_cli.formats.mapped_file import map_floats, read_floats
+from colibri_cli.locks import Lock
 from colibri_cli.topology import check_threads
 
 LOADINGS = ("mmap", "static", "on-demand")
+LARGEST_SIZE = 1 << 24  # hidden or intermediate
 ARRAYS = "arrays"  # where experts are from that no file held
 
 
@@ -63,7 +64,7 @@ class Experts:
         self._loading = loading
         self._source = source
         self._cache = cache
-        self._writer = threading.Lock()
+        self._writer = Lock()
 
     @classmethod
     def from_arrays(
@@ -353,8 +354,8 @@ def _kernel(
             expected=f"one of {', '.join(_core.ACTIVATIONS)}", got=repr(shape.activation), at="activation"
         )
     return _core.ExpertKernel(
-        shape.hidden_size,
-        shape.intermediate_size,
+        check_integer("hidden_size", shape.hidden_size, 1, LARGEST_SIZE),
+        check_integer("intermediate_size", shape.intermediate_size, 1, LARGEST_SIZE),
         _core.ACTIVATIONS[shape.activation],
         shape.gated,
         panels,

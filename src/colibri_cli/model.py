@@ -20,6 +20,7 @@ from colibri_cli.config import ModelConfig, load_config
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.experts import Experts
 from colibri_cli.formats.experts import ExpertShape
+from colibri_cli.formats.files import is_folder
 from colibri_cli.formats.mapped_file import map_floats, read_floats
 from colibri_cli.layer import MoELayer
 from colibri_cli.router import Router, Routing
@@ -127,7 +128,7 @@ class Model:
             The config is not valid, or a file does not fit it.
         """
         bundle = builtin_bundle() if path is None else Path(path)
-        if not bundle.is_dir():
+        if not is_folder(bundle):
             raise UsageError(expected="a bundle's folder", got="no such folder", at=str(bundle))
         config = load_config(bundle / "config.json")
         if balance is not None:
@@ -223,7 +224,7 @@ def _open_experts(
     names = [config.expert_file(i) for i in range(config.n_experts)]
     if experts_dir is not None:
         names = [Path(name).name for name in names]
-        if not Path(experts_dir).is_dir():
+        if not is_folder(experts_dir):
             raise UsageError(expected="a folder of expert files", got="no such folder", at=os.fspath(experts_dir))
     return Experts.open(
         bundle if experts_dir is None else experts_dir,
@@ -259,4 +260,4 @@ def _token_ids(ids: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:
             raise InvalidInput(
                 expected=f"a token id in 0..{vocab_size - 1}", got=str(array[bad[0]]), at=f"ids[{bad[0]}]"
             )
-    return np.ascontiguousarray(array, np.int32)
+    return np.array(array, np.int32, order="C")  # a copy: checked and used as one, whoever else writes

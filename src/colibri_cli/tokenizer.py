@@ -13,7 +13,7 @@ import numpy as np
 import sentencepiece
 
 from colibri_cli.errors import InvalidInput
-from colibri_cli.formats.files import read_bytes
+from colibri_cli.formats.checked_file import CheckedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,6 +62,9 @@ class _Piece:
     unknown: bool = False
 
 
+LARGEST_MODEL = 1 << 28  # bytes; the largest vocabularies in use take 5 MB
+
+
 class Tokenizer:
     """A sentencepiece model.
 
@@ -79,7 +82,11 @@ class Tokenizer:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        data = read_bytes(path)
+        with CheckedFile(path) as file:
+            if file.size > LARGEST_MODEL:
+                got = f"{file.size:,} bytes"
+                raise InvalidInput(expected=f"at most {LARGEST_MODEL:,} bytes", got=got, at=file.name)
+            data = file.read(0, file.size)
         if not data:  # sentencepiece would take it and fail at the first text
             raise InvalidInput(expected="a sentencepiece model", got="an empty file", at=os.fspath(path))
         self._processor: Any = sentencepiece.SentencePieceProcessor()

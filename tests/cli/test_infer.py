@@ -53,18 +53,19 @@ def test_two_flags_are_enough(input_file: Path):
     assert done.returncode == 0
     blocks = done.stdout.decode().split("\n\n")
     words, load, classes = ([line.split() for line in block.splitlines()] for block in blocks)
+    assert words.pop()[:5] == ["(a", "word", "of", "several", "pieces:"]
     assert words[0] == ["word", "experts", "class", "probability"]
     assert [row[0] for row in words[1:]] == re.findall(r"\w+|[^\w\s]", SENTENCE)
-    assert load[0] == ["expert", "tokens", "share", "load"]
+    assert load[0] == ["expert", "tokens", "share", "of", "the", "busiest"]
     assert sum(int(row[1]) for row in load[1:]) == 2 * len(GOLDEN[1]["ids"])
     assert all(set(row[3]) <= set("█▏▎▍▌▋▊▉") for row in load[1:] if row[1] != "0")
-    assert classes[0] == ["class", "probability", "whole", "input"]
+    assert classes[0] == ["whole", "input", "probability", "of", "1"]
     assert [row[0] for row in classes[1:]] == ["noun", "verb", "modifier", "function", "other"]
     assert sum(float(row[1]) for row in classes[1:]) == pytest.approx(1, abs=0.003)
     assert "\x1b" not in done.stdout.decode()
     log = done.stderr.decode()
     assert re.search(r"^experts: 8 of 8 loaded \(mmap, [\d.]+ KiB\) from .*experts$", log, re.MULTILINE)
-    parts = "I/O .* ms, tokenize .* ms, mix .* ms, route .* ms, experts .* ms, head .* ms"
+    parts = "I/O .* ms, open .* ms, tokenize .* ms, mix .* ms, route .* ms, experts .* ms, head .* ms"
     assert re.search(f"^time: {parts}$", log, re.MULTILINE)
 
 
@@ -100,6 +101,25 @@ def test_words_are_made_of_their_pieces():
     assert [word["start"] for word in found["words"][1:]] == [word["stop"] for word in found["words"][:-1]]
 
 
+def test_a_words_row_is_explained_where_it_is_more_than_a_pieces():
+    assert "+n: further experts" in colibri("infer", "--text", "Hummingbirds hover").stdout.decode()
+    assert "+n" not in colibri("infer", "--text", "Hummingbirds hover", "--by", "piece").stdout.decode()
+    assert "+n" not in colibri("infer", "--text", "hello").stdout.decode()
+    assert "+n counts further experts" in colibri("infer", "--help").stdout.decode()
+
+
+def test_what_the_vocabulary_lacks_is_spelled_by_the_text():
+    text = "hello 日本 ok"
+    shown = colibri("infer", "--text", text).stdout.decode().splitlines()
+    assert [line.split("  ")[0] for line in shown[1:4]] == ["hello", "日本 (unknown)", "ok"]
+    by_text = valid(colibri("infer", "--text", text, "--format", "json").stdout)["words"]
+    ids = colibri("tokenize", input=text.encode()).stdout
+    by_ids = valid(colibri("infer", "--input", "-", "--format", "json", input=ids).stdout)["words"]
+    assert [(word["word"], word.get("unknown")) for word in by_text] == [("hello", None), ("日本", True), ("ok", None)]
+    assert by_ids[1]["word"] == "⁇"
+    assert [word | {"word": ""} for word in by_ids] == [word | {"word": ""} for word in by_text]
+
+
 def test_rows_by_piece():
     text = colibri("infer", "--text", SENTENCE, "--by", "piece").stdout.decode()
     rows = text.split("\n\n")[0].splitlines()
@@ -132,10 +152,11 @@ def test_npy_is_the_pieces_probabilities_to_the_last_bit(tmp_path: Path):
 def test_empty_input_is_valid(source: list[str]):
     found = valid(colibri("infer", *source, "--format", "json").stdout)
     assert (found["words"], found["pieces"], found["load"]) == ([], [], [0] * 8)
-    assert sum(found["prediction"]["probabilities"]) == pytest.approx(1)
+    assert found["prediction"] is None
     done = colibri("infer", *source)
-    assert done.returncode == 0
-    assert done.stdout.decode().startswith("word  experts  class  probability\n\n")
+    assert (done.returncode, done.stdout) == (0, b"no tokens\n")
+    assert b"\nno tokens: nothing to classify\n" in done.stderr
+    assert colibri("infer", *source, "--format", "jsonl").stdout == b""
     assert np.load(io.BytesIO(colibri("infer", *source, "--format", "npy").stdout)).shape == (0, 5)
 
 
@@ -181,7 +202,16 @@ def test_repeat_adds_percentiles():
     runs, p50, p99 = text[-1].split()
     assert runs == "5"
     assert 0 < float(p50) <= float(p99)
+    for name in ("text", "json", "jsonl", "npy"):
+        done = colibri("infer", "--text", "hello", "--repeat", "3", "--format", name)
+        assert re.search(rb"^latency: 3 runs, P50 [\d.]+ ms, P99 [\d.]+ ms$", done.stderr, re.MULTILINE)
     assert "latency" not in valid(colibri("infer", "--text", "hello", "--format", "json").stdout)["run"]
+
+
+def test_a_cache_that_is_not_there_is_said():
+    assert b"--cache-experts has no effect" in colibri("infer", "--text", "a", "--cache-experts", "4").stderr
+    flags = ["--loading", "on-demand", "--cache-experts", "4"]
+    assert b"no effect" not in colibri("infer", "--text", "a", *flags).stderr
 
 
 def test_on_demand_counts_hits_and_misses():
@@ -208,7 +238,7 @@ def test_bad_cpu_lists_are_refused(cpus: str):
         ([], b"", 2, "Expected --input FILE or --text TEXT, got neither"),
         (["--text", "a", "--input", "b"], b"", 2, "Expected --input FILE or --text TEXT, got both"),
         (["--input", "none.bin"], b"", 2, "Expected a readable file, got no such file or directory - at none.bin"),
-        (["--input", "."], b"", 2, "Expected a readable file, got is a directory - at ."),
+        (["--input", "."], b"", 2, "Expected a readable file, got a directory - at ."),
         (["--input", "-"], b"abcde", 1, "Expected a multiple of 4 bytes, got 5 bytes - at standard input"),
         (["--input", "-"], b"\1\0\0\0\xff\xff\xff\xff", 1, r"got -1 - at ids\[1\]"),
         (["--input", "-"], b"abcd", 1, r"got 1684234849 - at ids\[0\]"),
@@ -218,7 +248,11 @@ def test_bad_cpu_lists_are_refused(cpus: str):
         (["--text", "a", "--task", "translation"], b"", 2, "'translation' is not"),
         (["--text", "a", "--cache-experts", "0"], b"", 2, "--cache-experts"),
         (["--text", "a", "--threads", "0"], b"", 2, "--threads"),
-        (["--text", "a", "--output", "none/out"], b"", 2, "Expected a writable file"),
+        (["--text", "a", "--threads", "257"], b"", 2, "--threads"),
+        (["--text", "a", "--output", "none/out"], b"", 2, "Expected a writable file, got no such folder - at none/out"),
+        (["--text", "a", "--output", ".", "--format", "json"], b"", 2, "Expected a writable file, got a directory"),
+        (["--text", "a", "--output", "out.xyz"], b"", 2, r"\.jsonl or \.npy, got \.xyz - at --output out\.xyz\nhint"),
+        (["hello"], b"", 2, "Expected options only, got 'hello' - at the command line\nhint: --text"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, flags: list[str], data: bytes, code: int, message: str):

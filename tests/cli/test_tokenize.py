@@ -75,6 +75,13 @@ def test_the_script_gives_the_same_bytes(text: str):
     assert script.stdout == colibri("tokenize", "-", input=text.encode()).stdout
 
 
+def test_the_script_asks_for_sentencepiece():
+    done = subprocess.run([sys.executable, "-S", SCRIPT], input=b"", capture_output=True, env={}, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"Expected the package sentencepiece, got none")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_the_script_names_what_is_wrong(tmp_path: Path):
     missing = subprocess.run(
         [sys.executable, SCRIPT, "--tokenizer", tmp_path / "none"], input=b"", capture_output=True, check=False
@@ -136,7 +143,7 @@ def test_empty_input_is_valid(flags: list[str]):
 
 
 @pytest.mark.parametrize(
-    ("ending", "first"), [(".bin", b""), (".json", b"{"), (".txt", b" "), (".JSON", b"{"), (".dat", b"")]
+    ("ending", "first"), [(".bin", b""), (".json", b"{"), (".txt", b" "), (".JSON", b"{"), ("", b"")]
 )
 def test_the_output_files_ending_chooses_the_format(tmp_path: Path, ending: str, first: bytes):
     path = tmp_path / f"out{ending}"
@@ -145,11 +152,17 @@ def test_the_output_files_ending_chooses_the_format(tmp_path: Path, ending: str,
     assert data.startswith(first) if first else data == colibri("tokenize", input=b"hello").stdout
 
 
+def test_a_format_overrules_any_ending(tmp_path: Path):
+    path = tmp_path / "out.xyz"
+    assert colibri("tokenize", "--output", path, "--format", "bin", input=b"hello").returncode == 0
+    assert path.read_bytes() == colibri("tokenize", input=b"hello").stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "data", "code", "message"),
     [
         (["none.txt"], b"", 2, "Expected a readable file, got no such file or directory - at none.txt"),
-        (["."], b"", 2, "Expected a readable file, got is a directory - at ."),
+        (["."], b"", 2, "Expected a readable file, got a directory - at ."),
         ([], b"caf\xe9", 1, "Expected text in UTF-8, got the byte 0xe9"),
         (["--decode"], b"abc", 1, "Expected a multiple of 4 bytes, got 3 bytes - at standard input"),
         (["--decode"], b"\xff\xff\xff\xff", 1, "got -1 - at ids[0]"),
@@ -159,7 +172,8 @@ def test_the_output_files_ending_chooses_the_format(tmp_path: Path, ending: str,
         (["--decode", "--format", "bin"], b"", 2, "which holds no text"),
         (["--format", "xml"], b"", 2, "'xml' is not one of 'bin', 'json', 'text'"),
         (["--tokenizer", "none.model"], b"", 2, "at none.model"),
-        (["--output", "none/out.bin"], b"hello", 2, "Expected a writable file"),
+        (["--output", "none/out.bin"], b"hello", 2, "Expected a writable file, got no such folder - at none/out.bin"),
+        (["--output", "out.npy"], b"hello", 2, "Expected a file ending in .bin, .json or .txt, got .npy"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, flags: list[str], data: bytes, code: int, message: str):

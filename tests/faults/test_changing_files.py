@@ -1,12 +1,14 @@
 """Expert files that change, shrink or vanish after they were opened."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from reference import Ffns, integers, numbers
 
 from colibri_cli import Experts, InvalidInput, UsageError
+from colibri_cli import experts as experts_module
 from colibri_cli.formats.experts import ExpertShape
 
 E, H, I, T = 5, 12, 7, 30  # noqa: E741 - the sizes' usual letters
@@ -81,6 +83,25 @@ def test_a_failing_load_leaves_out_untouched_and_the_rest_usable(change, error, 
     path.write_bytes(FFNS.raw(4))
     experts.replace(4, path)
     np.testing.assert_array_equal(experts.run(*BATCH, out=out), expected)
+
+
+@pytest.mark.parametrize("change", [cut, rewritten, exchanged])
+def test_a_file_that_changes_while_it_is_read(change, folder, monkeypatch):
+    read = experts_module.read_floats
+
+    def read_slowly(path, *rest):
+        floats = read(path, *rest)
+        os.utime(path, (1, 1))
+        change(Path(path))
+        return floats
+
+    experts = Experts.open(folder, "on-demand", shape=SHAPE, files=NAMES)
+    monkeypatch.setattr(experts_module, "read_floats", read_slowly)
+    out = np.full((T, H), 7, np.float32)
+    with pytest.raises(InvalidInput, match="changed since"):
+        experts.run(*BATCH, out=out)
+    assert (out == 7).all()
+    assert experts.stats()["resident"] == 0
 
 
 @pytest.mark.parametrize("change", [cut, rewritten, exchanged, vanished])

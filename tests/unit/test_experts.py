@@ -1,5 +1,6 @@
 import itertools
 import os
+import sys
 import threading
 
 import numpy as np
@@ -380,6 +381,15 @@ def test_files_that_do_not_tell_their_shape(folder):
 # ---------------------------------------------------------------- hot plug
 
 
+@pytest.fixture
+def eager_threads():
+    """Let threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
 @every_loading
 def test_add_replace_and_remove(loading, folder):
     experts = opened(folder, loading, files=["expert_0.bin", "expert_1.bin"])
@@ -470,6 +480,15 @@ def test_the_most_experts(loading, folder):
     assert experts.add(folder / "expert_1.bin") == 1000
 
 
+def test_what_was_replaced_or_removed_leaves_the_cache(folder):
+    experts = opened(folder, "on-demand", cache_experts=E)
+    experts.run(X, IDS, WEIGHTS)
+    assert experts.stats()["resident"] == E
+    experts.replace(4, folder / "other_4.bin")
+    experts.remove(5)
+    assert experts.stats()["resident"] == E - 2
+
+
 def test_a_path_replaced_by_itself_is_read_again(folder):
     experts = opened(folder, "on-demand")
     experts.run(X, IDS, WEIGHTS)
@@ -484,6 +503,7 @@ def test_a_path_replaced_by_itself_is_read_again(folder):
 
 
 @every_loading
+@pytest.mark.usefixtures("eager_threads")
 def test_1000_replacements_under_four_threads(loading, folder):
     experts = opened(folder, loading, cache_experts=2, max_tokens=8, threads=2)
     ids = np.tile(np.int32([1, 4, 6]), (T, 1))

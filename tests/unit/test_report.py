@@ -17,10 +17,17 @@ Columns = [report.Column("name"), report.Column("size", number=True)]
 
 @given(value=st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_floats_are_the_shortest_that_give_the_float32_back(value: float):
-    (written,) = report.floats([np.float32(value)])
+    (written,) = report.floats(np.array([value], np.float32))
     text = json.dumps(written)
     assert np.float32(float(text)) == np.float32(value)
     assert len(text) <= len(json.dumps(float(np.float32(value))))
+
+
+def test_many_floats_are_what_each_is_alone():
+    rng = np.random.default_rng(0)
+    any_bits = rng.integers(0, 1 << 32, (250, 20), np.uint32).view(np.float32)
+    values = np.concatenate([np.where(np.isfinite(any_bits), any_bits, 0), rng.random((250, 20), np.float32)])
+    assert report.floats(values) == [[float(str(value)) for value in row] for row in values]
 
 
 def test_floats_have_no_digits_too_many():
@@ -37,6 +44,16 @@ def test_a_document_has_a_member_and_a_row_a_line():
     )
 
 
+def test_many_rows_come_in_parts():
+    rows = [{"a": i} for i in range(3000)]
+    parts = list(report.json_parts({"n": 1, "rows": iter(rows)}))
+    assert max(map(len, parts)) < len(b"".join(parts)) / 2
+    assert json.loads(b"".join(parts)) == {"n": 1, "rows": rows}
+    lines = list(report.json_lines(rows))
+    assert len(lines) > 1
+    assert [json.loads(line) for line in b"".join(lines).splitlines()] == rows
+
+
 def test_json_is_utf8_and_keeps_undecodable_names():
     data = report.json_document({"word": "colibrí\n", "path": "a\udcff"})
     assert "colibrí".encode() in data
@@ -49,7 +66,7 @@ def test_json_has_no_nan():
 
 
 def test_json_lines_are_one_object_each():
-    lines = report.json_lines([{"a": 1}, {"a": "x\ny"}]).decode().splitlines()
+    lines = b"".join(report.json_lines([{"a": 1}, {"a": "x\ny"}])).decode().splitlines()
     assert [json.loads(line) for line in lines] == [{"a": 1}, {"a": "x\ny"}]
 
 
@@ -157,6 +174,8 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path):
     path = tmp_path / "out.txt"
     report.emit("colibrí", path)
     assert path.read_bytes() == "colibrí".encode()
+    report.emit(iter([b"one ", b"two"]), path)
+    assert path.read_bytes() == b"one two"
     report.emit(b"\0\1", path)
     assert path.read_bytes() == b"\0\1"
     assert list(tmp_path.iterdir()) == [path]

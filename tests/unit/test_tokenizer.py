@@ -113,6 +113,17 @@ def test_words_are_what_people_see(letters: Tokenizer, text: str, words: list[st
     assert [word.text for word in letters.words(letters.encode(text))] == words
 
 
+def test_the_text_spells_what_the_vocabulary_lacks(letters: Tokenizer):
+    text = "the x日本 ☃"
+    ids = letters.encode(text)
+    spelled, plain = letters.words(ids, text), letters.words(ids)
+    assert [(word.text, word.unknown) for word in spelled] == [("the", False), ("x日本", True), ("☃", True)]
+    assert [word.text for word in plain] == ["the", "x⁇", "⁇"]
+    assert [(w.start, w.stop, w.unknown) for w in plain] == [(w.start, w.stop, w.unknown) for w in spelled]
+    with pytest.raises(InvalidInput, match="Expected the ids of the text, got others - at ids"):
+        letters.words(ids, "the")
+
+
 def test_control_and_blank_pieces_stand_apart(letters: Tokenizer):
     bos, eos = 1, 2
     mark = letters.encode("a")[0]

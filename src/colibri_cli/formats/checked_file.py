@@ -48,6 +48,10 @@ class CheckedFile:
             self.stream: BinaryIO = Path(path).open("rb")  # noqa: SIM115 # __exit__ closes it
         except OSError as error:
             raise unreadable(path, error) from error
+        except ValueError as error:  # a null character, or one that the file system's encoding lacks
+            raise UsageError(
+                expected="a readable file", got="a name that no file can have", at=repr(self.name)
+            ) from error
         self.size = os.fstat(self.stream.fileno()).st_size
 
     def __enter__(self) -> Self:

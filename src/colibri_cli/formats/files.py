@@ -37,6 +37,11 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise unreadable(path, error) from error
 
 
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a folder is there; a name that none can have is that of no folder."""
+    return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises for such names
+
+
 def unreadable(path: str | os.PathLike[str], error: OSError) -> UsageError:
     """Describe a file that could not be opened or read."""
     return UsageError(expected="a readable file", got=reason(error), at=os.fspath(path))
@@ -64,8 +69,8 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview | It
             with target.open("wb") as stream:
                 stream.writelines(parts)
             return
-        target = target.resolve()  # a symbolic link keeps pointing at the file that is replaced
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        target = Path(os.path.realpath(target))  # a symbolic link keeps pointing at the file that is replaced
+        handle, name = tempfile.mkstemp(prefix=".colibri-", dir=target.parent)
         temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as stream:

@@ -73,8 +73,10 @@ def describe(path: str | os.PathLike[str]) -> str:
 def _bounded(stream: IO[bytes], name: str, limit: int) -> bytes:
     status = os.fstat(stream.fileno())
     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-    data = stream.read(limit + 1) if size <= limit else b""
+    data = bytearray()  # grows with what is there, not with what is allowed
+    while size <= limit and len(data) <= limit and (part := stream.read(min(max(size, 1 << 16), limit) + 1)):
+        data += part
     if max(size, len(data)) > limit:
         got = f"{size:,} bytes" if size > limit else "more"
         raise InvalidInput(expected=f"at most {limit:,} bytes", got=got, at=name)
-    return data
+    return bytes(data)

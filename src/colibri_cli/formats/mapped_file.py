@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from colibri_cli.errors import InvalidInput
 from colibri_cli.formats.checked_file import CheckedFile
+from colibri_cli.formats.files import unreadable
 
 if TYPE_CHECKING:
     import os
@@ -38,7 +39,13 @@ def map_floats(path: str | os.PathLike[str], n_bytes: int, what: str) -> npt.NDA
     """
     with CheckedFile(path) as file:
         check_size(file, n_bytes, what)
-        return np.frombuffer(mmap.mmap(file.stream.fileno(), n_bytes, access=mmap.ACCESS_READ), "<f4")
+        try:
+            pages = mmap.mmap(file.stream.fileno(), n_bytes, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except ValueError as error:  # it has shrunk since its size was asked
+            raise InvalidInput(expected=f"{n_bytes} bytes ({what})", got="a file that shrank", at=file.name) from error
+        return np.frombuffer(pages, "<f4")
 
 
 def read_floats(path: str | os.PathLike[str], n_bytes: int, what: str) -> npt.NDArray[np.float32]:

@@ -258,7 +258,9 @@ def _parameter(at: str, arguments: tuple[object, ...]) -> _View:
 
 
 def _not_callable(at: str, arguments: tuple[object, ...]) -> object:
-    raise InvalidInput(expected="a dtype or storage type as a word", got=f"a call of it, {arguments!r:.40}", at=at)
+    raise InvalidInput(
+        expected="a dtype or storage type as a word", got=f"a call of it with {len(arguments)} arguments", at=at
+    )
 
 
 def _rebuild(at: str, arguments: tuple[object, ...]) -> _View:

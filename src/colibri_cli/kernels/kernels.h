@@ -123,6 +123,11 @@ int clb_watch(const void *start, size_t n_bytes);
 void clb_unwatch(int region);
 int clb_lost(int region); /* whether pages of it were gone when they were read, and zeros were read instead */
 
+/* float_mode.c: round to nearest and keep denormals on this thread, whatever another library has set. Returns what was
+ * set before, for clb_restore_float_mode. */
+int clb_float_mode(void);
+void clb_restore_float_mode(int before);
+
 /* pool.c: run task(arg, index, worker) for index < n_tasks on the caller and up to max_threads - 1 pool threads;
  * worker < max_threads is unique among the threads at work on this call. Returns when every task is done. */
 typedef void (*clb_task)(void *arg, int index, int worker);

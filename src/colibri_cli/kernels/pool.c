@@ -54,6 +54,7 @@ static job *find(void) {
 
 static void *thread_main(void *unused) {
   (void)unused;
+  clb_float_mode();
   pthread_mutex_lock(&lock);
   for (;;) {
     job *j = find();

@@ -796,9 +796,9 @@ cdef class ExpertKernel:
         cdef float *summed
         # What may fail half-way (a load, a file that loses its pages) is summed apart: out is written whole or not.
         cdef bint copies = not direct(x), apart = loader is not None or self.shape.layout == CLB_LAYOUT_ROWS
-        chunk = min(<Py_ssize_t>self.max_tokens, x.rows)
-        if chunk == 0:
+        if x.rows == 0:
             return 0
+        chunk = min(<Py_ssize_t>self.max_tokens, x.rows, max(1, (1 << 30) // max(1, top_k)))  # slots are counted in int
         # One allocation: every buffer of the call, largest alignment first.
         cdef size_t n_slots = <size_t>(chunk * top_k), n_ids = <size_t>(x.rows * top_k)
         cdef size_t n_summed = <size_t>(x.rows * hidden) if apart else 0

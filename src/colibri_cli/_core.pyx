@@ -264,30 +264,23 @@ cdef int64_t integer_at(const Matrix *m, Py_ssize_t row, Py_ssize_t column) noex
     return wide
 
 
+cdef void range_of(const Matrix *m, char **low, char **high) noexcept:
+    """The addresses from a buffer's first byte to behind its last, wherever its strides lead."""
+    cdef Py_ssize_t rows = m.row_stride * (m.rows - 1), columns = m.column_stride * (m.columns - 1)
+    low[0] = m.data + min(rows, 0) + min(columns, 0)
+    high[0] = m.data + m.view.itemsize + max(rows, 0) + max(columns, 0)
+
+
 cdef bint overlap(const Matrix *a, const Matrix *b) noexcept:
     """Whether the address ranges of two buffers meet."""
-    cdef char *a_low = a.data
-    cdef char *a_high = a.data + a.view.itemsize
-    cdef char *b_low = b.data
-    cdef char *b_high = b.data + b.view.itemsize
+    cdef char *a_low
+    cdef char *a_high
+    cdef char *b_low
+    cdef char *b_high
     if a.rows * a.columns == 0 or b.rows * b.columns == 0:
         return False
-    if a.row_stride > 0:
-        a_high += a.row_stride * (a.rows - 1)
-    else:
-        a_low += a.row_stride * (a.rows - 1)
-    if a.column_stride > 0:
-        a_high += a.column_stride * (a.columns - 1)
-    else:
-        a_low += a.column_stride * (a.columns - 1)
-    if b.row_stride > 0:
-        b_high += b.row_stride * (b.rows - 1)
-    else:
-        b_low += b.row_stride * (b.rows - 1)
-    if b.column_stride > 0:
-        b_high += b.column_stride * (b.columns - 1)
-    else:
-        b_low += b.column_stride * (b.columns - 1)
+    range_of(a, &a_low, &a_high)
+    range_of(b, &b_low, &b_high)
     return a_low < b_high and b_low < a_high
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from colibri_cli import _core
-from colibri_cli.checks import check_integer
+from colibri_cli.checks import check_choice, check_float, check_integer, shown
 from colibri_cli.errors import InvalidInput
 from colibri_cli.locks import Lock
 
@@ -67,10 +66,8 @@ class Balancer:
         check_integer("window", window, 1, 1 << 16)
         if candidates is not None:
             check_integer("candidates", candidates, 1, n_experts)
-        if not (math.isfinite(threshold) and threshold >= 1):
-            raise InvalidInput(expected="a number of at least 1", got=str(threshold), at="threshold")
-        if prefer not in PREFERENCES:
-            raise InvalidInput(expected=f"one of {', '.join(PREFERENCES)}", got=repr(prefer), at="prefer")
+        threshold = check_float("threshold", threshold, least=1)
+        check_choice("prefer", prefer, PREFERENCES)
         self.n_experts = n_experts
         self.window = window
         self.threshold = threshold
@@ -99,7 +96,10 @@ class Balancer:
         InvalidInput
             The state has another shape, or an entry is not a routing weight; the present state stays.
         """
-        ring, position = np.asarray(state["ring"]), state["position"]
+        try:
+            ring, position = np.asarray(state["ring"]), state["position"]
+        except (TypeError, IndexError, KeyError, ValueError) as error:
+            raise InvalidInput(expected="what state() gave", got=shown(state), at="state") from error
         if ring.shape != (self.window, self.n_experts) or ring.dtype != np.int32:
             raise InvalidInput(
                 expected=f"int32 ({self.window}, {self.n_experts})",

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from colibri_cli import _core
 from colibri_cli.arrays import as_array
-from colibri_cli.checks import check_float32, check_integer
+from colibri_cli.checks import check_choice, check_float32, check_integer
 from colibri_cli.config import load_config
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.expert_cache import ExpertCache, ExpertFile
@@ -122,10 +122,8 @@ class Experts:
         InvalidInput
             A shape, dtype or value is not as above.
         """
-        if dtype not in _core.DTYPES:
-            raise InvalidInput(expected=f"one of {', '.join(_core.DTYPES)}", got=repr(dtype), at="dtype")
-        if layout not in ("concatenated", "interleaved"):
-            raise InvalidInput(expected="'concatenated' or 'interleaved'", got=repr(layout), at="layout")
+        check_choice("dtype", dtype, _core.DTYPES)
+        check_choice("layout", layout, ("concatenated", "interleaved"))
         up, low = _weights("gate_up", gate_up), _weights("down", down)
         if transposed:
             up, low = up.transpose(0, 2, 1), low.transpose(0, 2, 1)
@@ -193,8 +191,7 @@ class Experts:
         folder = Path(directory)
         if shape is None or files is None:
             shape, files = _from_config(folder)
-        if loading not in LOADINGS:
-            raise InvalidInput(expected=f"one of {', '.join(LOADINGS)}", got=repr(loading), at="loading")
+        check_choice("loading", loading, LOADINGS)
         check_integer("cache_experts", cache_experts, 1, _core.MAX_EXPERTS)
         kernel = _kernel(shape, loading != "mmap", threads, max_tokens)
         cache = None
@@ -330,8 +327,9 @@ class Experts:
     def _swap(self, i: int, expert: Any) -> None:
         with self._writer:
             entries = list(self._set)
-            if not 0 <= i < len(entries) or entries[i] is None:
-                raise InvalidInput(expected=f"the id of an expert in 0..{len(entries) - 1}", got=str(i), at="expert id")
+            check_integer("expert id", i, 0, len(entries) - 1)
+            if entries[i] is None:
+                raise InvalidInput(expected="the id of an expert", got=f"{i}, which was removed", at="expert id")
             before, entries[i] = entries[i], expert
             self._set = _core.ExpertSet(entries)
         if self._cache is not None:
@@ -349,10 +347,7 @@ def _kernel(
     limit: float | None = None,
     dtype: str = "float32",
 ) -> _core.ExpertKernel:
-    if shape.activation not in _core.ACTIVATIONS:
-        raise InvalidInput(
-            expected=f"one of {', '.join(_core.ACTIVATIONS)}", got=repr(shape.activation), at="activation"
-        )
+    check_choice("activation", shape.activation, _core.ACTIVATIONS)
     return _core.ExpertKernel(
         check_integer("hidden_size", shape.hidden_size, 1, LARGEST_SIZE),
         check_integer("intermediate_size", shape.intermediate_size, 1, LARGEST_SIZE),

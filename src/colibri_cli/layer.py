@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from colibri_cli.checks import check_kind
 from colibri_cli.errors import InvalidInput
+from colibri_cli.experts import Experts
+from colibri_cli.router import Router
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from colibri_cli.balance import Balancer
-    from colibri_cli.experts import Experts
-    from colibri_cli.router import Router
 
 
 class MoELayer:
@@ -31,6 +32,8 @@ class MoELayer:
     """
 
     def __init__(self, router: Router, experts: Experts) -> None:
+        check_kind("router", router, Router)
+        check_kind("experts", experts, Experts)
         if router.hidden_size != experts.shape.hidden_size:
             raise InvalidInput(
                 expected=f"experts of hidden size {router.hidden_size}",

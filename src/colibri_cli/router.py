@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from colibri_cli import _core
 from colibri_cli.arrays import as_array
-from colibri_cli.checks import check_float32, check_integer
+from colibri_cli.balance import Balancer
+from colibri_cli.checks import check_choice, check_float32, check_integer, check_kind
 from colibri_cli.errors import InvalidInput
 from colibri_cli.topology import check_threads
-
-if TYPE_CHECKING:
-    from colibri_cli.balance import Balancer
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +142,8 @@ class Router:
         renormalize: bool,
         threads: int | None,
     ) -> Router:
-        if kind not in _core.GATE_KINDS:
-            raise InvalidInput(expected=f"one of {', '.join(_core.GATE_KINDS)}", got=repr(kind), at="kind")
-        if gating not in _core.GATINGS:
-            raise InvalidInput(expected=f"one of {', '.join(_core.GATINGS)}", got=repr(gating), at="gating")
+        check_choice("kind", kind, _core.GATE_KINDS)
+        check_choice("gating", gating, _core.GATINGS)
         top_k = check_integer("top_k", top_k, 1, n_experts)
         core = _core.Gate(
             weight,
@@ -183,9 +178,13 @@ class Router:
             ``hidden`` is not as above, or a logit is NaN or infinite (the first such token is named); nothing has
             been written and no state has moved.
         """
-        noise_core = None if noise is None else noise.core
+        noise_core = None
+        if noise is not None:
+            check_kind("noise", noise, GumbelNoise)
+            noise_core = noise.core
         if balancer is None:
             return Routing(*self._core.route(hidden, None, 0, noise_core))
+        check_kind("balancer", balancer, Balancer)
         if balancer.n_experts != self.n_experts:
             raise InvalidInput(
                 expected=f"a balancer of {self.n_experts} experts", got=str(balancer.n_experts), at="balancer"

@@ -465,9 +465,9 @@ def test_an_expert_that_is_not_there(bad, loading, folder):
     with pytest.raises(InvalidInput, match=f"got {bad} - at expert id"):
         experts.remove(bad)
     experts.remove(2)
-    with pytest.raises(InvalidInput, match="got 2 - at expert id"):
+    with pytest.raises(InvalidInput, match="got 2, which was removed - at expert id"):
         experts.remove(2)
-    with pytest.raises(InvalidInput, match="got 2 - at expert id"):
+    with pytest.raises(InvalidInput, match="got 2, which was removed - at expert id"):
         experts.replace(2, folder / "other_0.bin")
 
 

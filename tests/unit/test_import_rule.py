@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "bench": {"_core", "balance", "bench", "experts", "formats", "layer", "model", "report", "router", "topology"},
     "words": {"model", "tokenizer"},
     "model": {"_core", "arrays", "balance", "config", "experts", "formats", "layer", "router", "tokenizer", "topology"},
-    "layer": {"balance", "experts", "router"},
+    "layer": {"balance", "checks", "experts", "router"},
     "router": {"_core", "arrays", "balance", "checks", "topology"},
     "balance": {"_core", "checks", "locks"},
     "experts": {"_core", "arrays", "checks", "config", "expert_cache", "formats", "locks", "topology"},

@@ -105,6 +105,9 @@ cdef class Watch:
         cdef size_t n_bytes = array.nbytes
         self.array, self.name = array, name
         self.region = clb_watch(contiguous(array, n_bytes), n_bytes)
+        if self.region < 0:
+            raise UsageError(expected="at most 16,384 mapped files in a process", got="one more", at=name,
+                             hint="load them with loading=\"static\"")
 
     def __dealloc__(self):
         clb_unwatch(self.region)

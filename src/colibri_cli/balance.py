@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from colibri_cli import _core
+from colibri_cli import _core, forks
 from colibri_cli.checks import check_choice, check_float, check_integer, shown
 from colibri_cli.errors import InvalidInput
-from colibri_cli.locks import Lock
 
 PREFERENCES = ("score", "emptiest")
 
@@ -73,8 +73,13 @@ class Balancer:
         self.threshold = threshold
         self.candidates = candidates
         self.prefer = prefer
-        self.lock = Lock()  # held by a router while a batch passes
+        self.lock = threading.RLock()  # held by a router while a batch passes
         self.core = _core.Balance(n_experts, window, threshold, prefer == "emptiest")
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: nobody holds the lock."""
+        self.lock = threading.RLock()
 
     @property
     def sums(self) -> npt.NDArray[np.int64]:

@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from colibri_cli import forks
 from colibri_cli.errors import ColibriError, InvalidInput
 from colibri_cli.formats.checked_file import CheckedFile
 from colibri_cli.formats.files import unreadable
 from colibri_cli.formats.mapped_file import check_size
-from colibri_cli.locks import Lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,13 +62,21 @@ def _identity(stat: os.stat_result) -> tuple[int, int, int, int]:
 
 
 class _Entry:
-    __slots__ = ("error", "expert", "in_use", "ready")
+    __slots__ = ("error", "expert", "in_use", "loading", "ready")
 
     def __init__(self) -> None:
         self.expert: Expert | None = None
         self.error: ColibriError | MemoryError | None = None
-        self.ready = threading.Event()
+        self.ready = threading.Lock()  # held until the load is over; the interpreter's own, which no signal splits
+        self.ready.acquire()
+        self.loading = True
         self.in_use = 1
+
+    def over(self) -> None:
+        """Let those go on who wait for the load."""
+        if self.loading:
+            self.loading = False
+            self.ready.release()
 
 
 class ExpertCache:
@@ -92,9 +100,10 @@ class ExpertCache:
         self.evictions = 0
         self.loads = 0
         self._load = load
-        self._lock = Lock(after_fork=self._start_anew)
+        self._lock = threading.RLock()
         self._entries: dict[ExpertFile, _Entry] = {}
         self._idle: OrderedDict[ExpertFile, None] = OrderedDict()  # not in use, least recently used first
+        forks.watch(self)
 
     @property
     def resident(self) -> int:
@@ -156,7 +165,8 @@ class ExpertCache:
                 self._shrink()
             if mine:
                 self._fill(file, entry)
-            entry.ready.wait()
+            with entry.ready:
+                pass
             if entry.expert is not None:
                 held.append(entry.expert)
                 return True
@@ -168,7 +178,7 @@ class ExpertCache:
                     else:
                         self._let_go(file, entry)
             if entry is not None and mine:
-                entry.ready.set()
+                entry.over()
             raise
         if entry.error is not None:
             raise entry.error
@@ -185,20 +195,20 @@ class ExpertCache:
             if entry.expert is None:
                 with self._lock:
                     self._entries.pop(file, None)
-            entry.ready.set()
+            entry.over()
 
     def _let_go(self, file: ExpertFile, entry: _Entry) -> None:
         entry.in_use -= 1
         if entry.in_use == 0:
             self._idle[file] = None
 
-    def _start_anew(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: no other thread loads or holds anything."""
+        self._lock = threading.RLock()
         self._entries = {file: entry for file, entry in self._entries.items() if entry.expert is not None}
         for entry in self._entries.values():
             entry.in_use = 0
-            entry.ready = threading.Event()  # its own lock may have been held
-            entry.ready.set()
+            entry.ready = threading.Lock()
         self._idle = OrderedDict.fromkeys(self._entries)
         self._shrink()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from colibri_cli import _core
+from colibri_cli import _core, forks
 from colibri_cli.arrays import as_array
 from colibri_cli.checks import check_choice, check_float32, check_integer
 from colibri_cli.config import load_config
@@ -18,7 +19,6 @@ from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.expert_cache import ExpertCache, ExpertFile
 from colibri_cli.formats.experts import ExpertShape
 from colibri_cli.formats.mapped_file import map_floats, read_floats
-from colibri_cli.locks import Lock
 from colibri_cli.topology import check_threads
 
 LOADINGS = ("mmap", "static", "on-demand")
@@ -64,7 +64,8 @@ class Experts:
         self._loading = loading
         self._source = source
         self._cache = cache
-        self._writer = Lock()
+        self._writer = threading.RLock()
+        forks.watch(self)
 
     @classmethod
     def from_arrays(
@@ -125,6 +126,9 @@ class Experts:
         check_choice("dtype", dtype, _core.DTYPES)
         check_choice("layout", layout, ("concatenated", "interleaved"))
         up, low = _weights("gate_up", gate_up), _weights("down", down)
+        if dtype in ("int8", "int4"):
+            _check_finite("gate_up", up, dtype)
+            _check_finite("down", low, dtype)
         if transposed:
             up, low = up.transpose(0, 2, 1), low.transpose(0, 2, 1)
         n_experts, hidden, inter = low.shape
@@ -200,6 +204,10 @@ class Experts:
         experts = cls(kernel, shape, [], loading=loading, source=str((folder / files[0]).parent), cache=cache)
         experts._set = _core.ExpertSet([experts._load(folder / name) for name in files])
         return experts
+
+    def after_fork(self) -> None:
+        """In a forked child: nobody holds the lock."""
+        self._writer = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._set)
@@ -395,6 +403,12 @@ def _weights(name: str, value: npt.ArrayLike) -> npt.NDArray[np.float32]:
     if array.dtype != np.float32 or array.ndim != 3:
         raise InvalidInput(expected="float32 with 3 dimensions", got=f"{array.dtype} {array.shape}", at=name)
     return _aligned(array)
+
+
+def _check_finite(name: str, array: npt.NDArray[np.float32], dtype: str) -> None:
+    for e, weights in enumerate(array):
+        if not np.isfinite(weights).all():
+            raise InvalidInput(expected=f"finite weights, to hold as {dtype}", got="NaN or infinity", at=f"{name}[{e}]")
 
 
 def _bias(name: str, value: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[np.float32] | None:

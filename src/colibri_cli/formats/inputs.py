@@ -35,6 +35,8 @@ def read_input(path: str | os.PathLike[str], *, limit: int = LIMIT) -> bytes:
             return _bounded(stream, describe(path), limit)
     except OSError as error:
         raise unreadable(describe(path), error) from error
+    except ValueError as error:  # a null character, which no file's name holds
+        raise UsageError(expected="a readable file", got="a name that no file can have", at=repr(path)) from error
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -13,10 +13,12 @@ static inline __attribute__((always_inline)) void load_panel_row(clb_dtype dtype
 
 /* n_rows x n_panels outputs held in registers over the whole chain; both counts are compile-time constants in every
  * use, so the loops over them vanish. ROW_TILE rows by one panel, or one row by CLB_UNIT panels (8 accumulators at 8
- * lanes), keep both FMA ports busy: 8 chains or more against a latency of 4 cycles. */
+ * lanes), keep both FMA ports busy: 8 chains or more against a latency of 4 cycles. The last rows of a panel ask for
+ * the next one, ahead bytes further, so that memory works while the registers do: with 16 rows a panel is otherwise
+ * waited for, and then computed. */
 static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const clb_input *a, int row, int n_rows,
-                                                       const clb_panels *b, int panel, int n_panels, const float *init,
-                                                       float *c, ptrdiff_t ldc) {
+                                                       const clb_panels *b, int panel, int n_panels, ptrdiff_t ahead,
+                                                       const float *init, float *c, ptrdiff_t ldc) {
   vf acc[ROW_TILE][CLB_UNIT * VECTORS];
 #pragma GCC unroll 16
   for (int r = 0; r < n_rows; r++)
@@ -31,6 +33,7 @@ static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const cl
     const char *w = (const char *)b->data + s * b->segment_stride + panel * b->panel_stride;
     for (ptrdiff_t i = 0, k = a->k; i < k; i++, w += b->row_stride) {
       vf w_i[CLB_UNIT * VECTORS];
+      if (dtype == CLB_BF16 && n_panels == 1) __builtin_prefetch(w + ahead, 0, 2);
 #pragma GCC unroll 16
       for (int p = 0; p < n_panels; p++) load_panel_row(dtype, w + p * b->panel_stride, w_i + p * VECTORS);
 #pragma GCC unroll 16
@@ -56,14 +59,14 @@ static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const 
   int panel = 0;
   if (n_rows == 1)
     for (; panel + 4 <= n_panels; panel += 4)
-      tile(dtype, a, 0, 1, b, panel, 4, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
+      tile(dtype, a, 0, 1, b, panel, 4, 0, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
   if (n_rows <= 3)
     for (; panel + 2 <= n_panels; panel += 2) {
       const float *from = init + panel * CLB_PANEL;
       float *to = c + panel * CLB_PANEL;
-      if (n_rows == 1) tile(dtype, a, 0, 1, b, panel, 2, from, to, ldc);
-      if (n_rows == 2) tile(dtype, a, 0, 2, b, panel, 2, from, to, ldc);
-      if (n_rows == 3) tile(dtype, a, 0, 3, b, panel, 2, from, to, ldc);
+      if (n_rows == 1) tile(dtype, a, 0, 1, b, panel, 2, 0, from, to, ldc);
+      if (n_rows == 2) tile(dtype, a, 0, 2, b, panel, 2, 0, from, to, ldc);
+      if (n_rows == 3) tile(dtype, a, 0, 3, b, panel, 2, 0, from, to, ldc);
     }
   for (; panel < n_panels; panel++) {
     const float *from = init + panel * CLB_PANEL;
@@ -72,13 +75,14 @@ static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const 
     while (left > 0) {
       /* 7 to 11 rows go as two even halves: 4 + 4 keeps more chains in flight than 6 + 2. */
       int n = left >= 2 * ROW_TILE ? ROW_TILE : left > ROW_TILE ? (left + 1) / 2 : left;
+      ptrdiff_t ahead = n == left ? b->panel_stride : 0;
       switch (n) {
-        case 6: tile(dtype, a, row, 6, b, panel, 1, from, to, ldc); break;
-        case 5: tile(dtype, a, row, 5, b, panel, 1, from, to, ldc); break;
-        case 4: tile(dtype, a, row, 4, b, panel, 1, from, to, ldc); break;
-        case 3: tile(dtype, a, row, 3, b, panel, 1, from, to, ldc); break;
-        case 2: tile(dtype, a, row, 2, b, panel, 1, from, to, ldc); break;
-        default: tile(dtype, a, row, 1, b, panel, 1, from, to, ldc);
+        case 6: tile(dtype, a, row, 6, b, panel, 1, ahead, from, to, ldc); break;
+        case 5: tile(dtype, a, row, 5, b, panel, 1, ahead, from, to, ldc); break;
+        case 4: tile(dtype, a, row, 4, b, panel, 1, ahead, from, to, ldc); break;
+        case 3: tile(dtype, a, row, 3, b, panel, 1, ahead, from, to, ldc); break;
+        case 2: tile(dtype, a, row, 2, b, panel, 1, ahead, from, to, ldc); break;
+        default: tile(dtype, a, row, 1, b, panel, 1, ahead, from, to, ldc);
       }
       row += n, left -= n;
     }
@@ -86,7 +90,7 @@ static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const 
 #else
   for (int panel = 0; panel < n_panels; panel++)
     for (int row = 0; row < n_rows; row++)
-      tile(dtype, a, row, 1, b, panel, 1, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
+      tile(dtype, a, row, 1, b, panel, 1, 0, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
 #endif
 }
 

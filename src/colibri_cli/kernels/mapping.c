@@ -39,17 +39,19 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
   else sigaction(SIGBUS, &before, NULL); /* the access is tried again, and ends the process */
 }
 
+/* With each new region, since another library may have put its own handler over this one. Under lock. */
 static void handle_bus_errors(void) {
-  struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+  struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK}, present;
+  if (sigaction(SIGBUS, NULL, &present) != 0 || present.sa_sigaction == on_bus_error) return;
+  before = present;
   sigemptyset(&action.sa_mask);
-  sigaction(SIGBUS, &action, &before);
+  sigaction(SIGBUS, &action, NULL);
 }
 
 int clb_watch(const void *start, size_t n_bytes) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
   int i = 0;
-  pthread_once(&once, handle_bus_errors);
   pthread_mutex_lock(&lock);
+  handle_bus_errors();
   while (i < MAX_REGIONS && atomic_load(&regions[i].end) != 0) i++;
   if (i < MAX_REGIONS) {
     atomic_store(&regions[i].lost, 0);

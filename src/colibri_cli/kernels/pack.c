@@ -7,6 +7,8 @@
 
 enum { COLUMNS_OF_HALF = 8 };
 
+#define SMALLEST 1e-35f /* weights below this, and bases, are held as 0: 1 / scale must stay finite */
+
 static int groups_of(int n_inputs) { return (n_inputs + CLB_GROUP - 1) / CLB_GROUP; }
 
 size_t clb_panel_bytes(clb_dtype dtype, int n_inputs) {
@@ -59,12 +61,12 @@ static uint16_t quantize_i8(const float *w, int8_t *q) {
   for (int i = 0; i < CLB_GROUP; i++) largest = fmaxf(largest, fabsf(w[i]));
   uint16_t scale = to_bf16(largest / 127.0f), best = 0;
   memset(q, 0, CLB_GROUP);
-  if (!(largest > 1e-30f)) return 0;
+  if (!(largest > SMALLEST)) return 0;
   for (int step = -1; step <= 1; step++) {
     float s = from_bf16((uint16_t)(scale + step)), error = 0.0f;
     int8_t trial[CLB_GROUP];
     for (int i = 0; i < CLB_GROUP; i++) {
-      float n = clamp(nearest(w[i] / s), -127.0f, 127.0f), d = w[i] - s * n;
+      float n = clamp(nearest(w[i] / s), -127.0f, 127.0f), d = w[i] / largest - s / largest * n; /* never overflows */
       trial[i] = (int8_t)n;
       error += d * d;
     }
@@ -108,7 +110,8 @@ static void try_i4(const float *w, int code, float base, float middle, float mea
     float errors[8] = {0}, sum = 0.0f, error = 0.0f, z = (float)zero * 0.0625f, q[CLB_GROUP];
     for (int i = 0; i < CLB_GROUP; i += 8)
       for (int j = 0; j < 8; j++) {
-        float n = clamp(nearest(w[i + j] * inverse + z), 0.0f, 15.0f), d = w[i + j] - s * (n - z);
+        float t = w[i + j] * inverse + z, n = clamp(nearest(clamp(t, -1.0f, 16.0f)), 0.0f, 15.0f);
+        float d = (t - n) * i4_scale(code); /* in units of the base: never overflows */
         q[i + j] = n;
         errors[j] += d * d;
       }
@@ -132,8 +135,11 @@ static void quantize_i4(const float *w, float base, i4_choice *best) {
   }
   mean /= CLB_GROUP;
   memset(best, 0, sizeof *best);
-  if (!(base > 0.0f) || !(fmaxf(high, -low) > 0.0f)) return; /* all zero: q = zero = 0 */
-  best->error = INFINITY;
+  if (!(base > SMALLEST) || !(fmaxf(high, -low) > 0.0f)) return; /* all zero: q = zero = 0 */
+  /* At worst all zeros, which a group far below the base is nearer to than to the smallest scale's steps. */
+  best->zero = 8 * 16;
+  memset(best->q, 8, sizeof best->q);
+  for (int i = 0; i < CLB_GROUP; i++) best->error += w[i] / base * (w[i] / base);
   /* Clipping the ends of 32 weights pays down to about two thirds of the full range. */
   float middle = 0.5f * (low + high);
   int widest = i4_code((high - low) / 15.0f / base) + 1, last = i4_code((high - low) * 0.62f / 15.0f / base);

@@ -31,12 +31,10 @@ def read_input(path: str | os.PathLike[str], *, limit: int = LIMIT) -> bytes:
     try:
         if os.fspath(path) == STDIN:
             return _bounded(sys.stdin.buffer, describe(path), limit)
-        with Path(path).open("rb") as stream:
+        with _opened(path) as stream:
             return _bounded(stream, describe(path), limit)
     except OSError as error:
         raise unreadable(describe(path), error) from error
-    except ValueError as error:  # a null character, which no file's name holds
-        raise UsageError(expected="a readable file", got="a name that no file can have", at=repr(path)) from error
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -70,6 +68,13 @@ def split_lines(text: str) -> list[str]:
 def describe(path: str | os.PathLike[str]) -> str:
     """Name an input in a message."""
     return "standard input" if os.fspath(path) == STDIN else os.fspath(path)
+
+
+def _opened(path: str | os.PathLike[str]) -> IO[bytes]:
+    try:
+        return Path(path).open("rb")
+    except ValueError as error:  # a null character, which no file's name holds
+        raise UsageError(expected="a readable file", got="a name that no file can have", at=repr(path)) from error
 
 
 def _bounded(stream: IO[bytes], name: str, limit: int) -> bytes:

@@ -26,7 +26,7 @@ static void add(const void *data, size_t n_bytes) {
 
 static void add_linear(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_inputs, int n_panels) {
   clb_linear linear[] = {k->linear_f32, k->linear_bf16, k->linear_i8, k->linear_i4};
-  int quantised = dtype == CLB_I8 || dtype == CLB_I4, n_groups = (n_inputs + CLB_GROUP - 1) / CLB_GROUP;
+  int quantised = dtype == CLB_I8 || dtype == CLB_I4;
   int n_outputs = n_panels * CLB_PANEL - 3;
   size_t panel_bytes = clb_panel_bytes(dtype, n_inputs), row_bytes = clb_row_bytes(dtype, n_inputs);
   float x[ROWS][MOST_INPUTS], w[MOST_PANELS * CLB_PANEL][MOST_INPUTS], init[MOST_PANELS * CLB_PANEL];
@@ -44,7 +44,7 @@ static void add_linear(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_
   for (int r = 0; r < n_rows; r++) {
     rows[r] = x[r];
     if (quantised) {
-      k->quantize(dtype, x[r], n_inputs, 0, n_groups, quants + r * row_bytes);
+      k->quantize(dtype, x[r], n_inputs, quants + r * row_bytes);
       rows[r] = (const float *)(quants + r * row_bytes);
     }
   }

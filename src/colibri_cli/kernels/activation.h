@@ -41,8 +41,8 @@ static inline __attribute__((always_inline)) void activate(clb_activation kind, 
       }
 }
 
-static void activate_f32(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
-                         float *h, ptrdiff_t ldh) {
+void KERNEL(activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
+                          float *h, ptrdiff_t ldh) {
   switch (rule->kind) {
     case CLB_RELU: activate(CLB_RELU, rule, t, n_rows, ldt, n_panels, h, ldh); break;
     case CLB_RELU2: activate(CLB_RELU2, rule, t, n_rows, ldt, n_panels, h, ldh); break;

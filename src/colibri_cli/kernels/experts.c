@@ -105,8 +105,7 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
         float states[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
         k->activate_f32(&s->rule, t, n, ldt, n_panels, states, ldt);
         for (int i = 0; i < n; i++)
-          k->quantize(s->dtype, states + i * ldt, width, column / CLB_GROUP, blocks_of(s->intermediate_size, CLB_GROUP),
-                      h + (r + i) * h_bytes);
+          k->quantize(s->dtype, states + i * ldt, width, h + (r + i) * h_bytes + clb_row_bytes(s->dtype, column));
       } else {
         k->activate_f32(&s->rule, t, n, ldt, n_panels, (float *)(h + r * h_bytes) + column, h_bytes / sizeof(float));
       }
@@ -198,7 +197,7 @@ static void begin_task(void *arg, int index, int worker) {
   int hidden = job->shape->hidden_size, first = (int)((int64_t)job->n_tokens * index / s->n_parts);
   int end = (int)((int64_t)job->n_tokens * (index + 1) / s->n_parts);
   for (ptrdiff_t t = first; t < end; t++)
-    s->k->quantize(job->shape->dtype, job->x + t * job->x_stride, hidden, 0, blocks_of(hidden, CLB_GROUP),
+    s->k->quantize(job->shape->dtype, job->x + t * job->x_stride, hidden,
                    (char *)job->inputs + t * clb_input_bytes(job->shape));
 }
 

@@ -64,8 +64,8 @@ static inline __attribute__((always_inline)) int softmax_8(clb_exp_kind gating, 
   return t;
 }
 
-static void softmax_f32(clb_exp_kind gating, const float *logits, ptrdiff_t ldl, int n_columns, int n_tokens,
-                        float *out, ptrdiff_t ldo) {
+void KERNEL(softmax_f32)(clb_exp_kind gating, const float *logits, ptrdiff_t ldl, int n_columns, int n_tokens,
+                         float *out, ptrdiff_t ldo) {
   vf column[CLB_MAX_EXPERTS + LANES];
   int t = 0;
   if (n_columns == 8) {
@@ -118,8 +118,8 @@ static inline __attribute__((always_inline)) void weights_of(const clb_gate_rule
   for (int j = 0; j < rule->top_k; j++) weight[j] = vf_div(weight[j], sum);
 }
 
-static ptrdiff_t gate_f32(const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, int n_tokens, int32_t *ids,
-                          float *weights) {
+ptrdiff_t KERNEL(gate_f32)(const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, int n_tokens, int32_t *ids,
+                           float *weights) {
   vf column[CLB_MAX_EXPERTS + LANES], best[CLB_MAX_EXPERTS], weight[CLB_MAX_EXPERTS];
   vi id[CLB_MAX_EXPERTS];
   int n_experts = rule->n_experts, top_k = rule->top_k;

@@ -6,6 +6,7 @@
 extern const clb_kernels clb_kernels_scalar;
 #ifdef __x86_64__
 extern const clb_kernels clb_kernels_avx2;
+extern const clb_kernels clb_kernels_avx512;
 #endif
 #ifdef __aarch64__
 extern const clb_kernels clb_kernels_neon; /* part of armv8-a: no question to ask */
@@ -18,6 +19,10 @@ static int runs_avx2(void) {
   __builtin_cpu_init();
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
+static int runs_avx512(void) {
+  return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
 #endif
 
 /* Best first. */
@@ -26,6 +31,7 @@ static const struct {
   int (*runs)(void);
 } built[] = {
 #ifdef __x86_64__
+    {&clb_kernels_avx512, runs_avx512},
     {&clb_kernels_avx2, runs_avx2},
 #endif
 #ifdef __aarch64__
@@ -35,7 +41,7 @@ static const struct {
 };
 static const char *const names[] = {
 #ifdef __x86_64__
-    "avx2",
+    "avx512", "avx2",
 #endif
 #ifdef __aarch64__
     "neon",

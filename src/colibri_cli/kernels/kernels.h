@@ -16,11 +16,12 @@
 #include <stdint.h>
 
 enum {
-  CLB_PANEL = 16,         /* output columns in a panel */
-  CLB_ROW_BLOCK = 96,     /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
-  CLB_UNIT = 4,           /* panels that one row streams at once: enough chains to hide the FMA's latency */
-  CLB_MAX_EXPERTS = 1024, /* bounds the stack of the gate */
-  CLB_MAX_SEGMENTS = 64   /* inputs that one chain may be made of */
+  CLB_PANEL = 16,          /* output columns in a panel */
+  CLB_ROW_BLOCK = 96,      /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
+  CLB_STREAM_AHEAD = 8192, /* bytes by which a pass over weights asks for them ahead */
+  CLB_UNIT = 4,            /* panels that one row streams at once: enough chains to hide the FMA's latency */
+  CLB_MAX_EXPERTS = 1024,  /* bounds the stack of the gate */
+  CLB_MAX_SEGMENTS = 64    /* inputs that one chain may be made of */
 };
 
 typedef enum { CLB_RELU, CLB_RELU2, CLB_SILU, CLB_GELU, CLB_GELU_TANH } clb_activation;
@@ -81,8 +82,9 @@ typedef struct {
 
   clb_linear linear_f32, linear_bf16, linear_i8, linear_i4;
 
-  /* Groups first..first + n_groups - 1 of one quantised row of n_inputs, from x (zeros beyond n_inputs). */
-  void (*quantize)(clb_dtype dtype, const float *x, int n_inputs, int first, int n_groups, void *row);
+  /* One row, or whole groups of one, as linear_i8 and linear_i4 take it: for each group of 32 values (zeros beyond
+   * n_inputs) 32 int16 and a float scale (I8), or 32 int8, a float scale and scale x sum (I4). */
+  void (*quantize)(clb_dtype dtype, const float *x, int n_inputs, void *groups);
 
   /* panel[i][j] = w[j * row_stride + i] for j < n_columns <= CLB_PANEL, 0 beyond; i < k. */
   void (*transpose_f32)(const float *w, ptrdiff_t row_stride, int n_columns, int k, float *panel);
@@ -108,6 +110,11 @@ typedef struct {
    * Returns the floating-point operations of a round. */
   int (*peak_f32)(int n_rounds, float *sink);
 } clb_kernels;
+
+/* The name of a kernel where CLB_ISA says whose it is: clb_<op>_<type>_<isa>. */
+#define CLB_JOIN_(a, b) a##b
+#define CLB_JOIN(a, b) CLB_JOIN_(a, b)
+#define KERNEL(op) CLB_JOIN(clb_##op##_, CLB_ISA)
 
 /* isa.c */
 const clb_kernels *clb_kernels_by_name(const char *isa); /* NULL: unknown, or this processor cannot run it */

@@ -25,7 +25,7 @@ size_t clb_row_bytes(clb_dtype dtype, int n_inputs) {
   size_t groups = (size_t)groups_of(n_inputs);
   switch (dtype) {
     case CLB_I8: return groups * (CLB_GROUP * sizeof(int16_t) + sizeof(float));
-    case CLB_I4: return groups * (CLB_GROUP * sizeof(int8_t) + sizeof(float) + sizeof(int32_t));
+    case CLB_I4: return groups * (CLB_GROUP * sizeof(int8_t) + 2 * sizeof(float));
     default: return (size_t)n_inputs * sizeof(float);
   }
 }

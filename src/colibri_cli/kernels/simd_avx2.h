@@ -4,8 +4,11 @@
 #include <string.h>
 
 #define CLB_ISA avx2
+#define UNROLL _Pragma("GCC unroll 16")
 #define LANES 8
-#define ROW_TILE 6 /* 12 accumulators, 2 vectors of the panel, 1 broadcast: 15 of 16 registers */
+#define SINGLE_TILE 6 /* 12 accumulators, 2 vectors of the panel, 1 broadcast: 15 of 16 registers */
+#define PAIR_TILE 3
+#define QUANT_ROWS 4 /* 8 int32 accumulators, 2 vectors of the panel, 1 broadcast, 1 product */
 
 typedef __m256 vf;
 typedef __m256i vi;
@@ -44,14 +47,20 @@ static inline void vf_load_bf16(const void *p, vf row[2]) {
   row[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
   row[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
 }
-static inline vf vf_from(const int32_t *p) { return _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i *)p)); }
+static inline vf vf_of(vi n) { return _mm256_cvtepi32_ps(n); }
 
 /* Integer dots of up to 4 rows with one group of a panel (quant.h). vpmaddwd and vpmaddubsw multiply and add the 2 or 4
  * neighbouring inputs that the layout puts side by side; no intermediate saturates. */
-static inline __attribute__((always_inline)) void dots_words(const int16_t *const *x, int n_rows, const void *w,
-                                                             int narrow, int32_t (*sums)[16]) {
-  __m256i acc[4][2];
-  for (int r = 0; r < n_rows; r++) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
+#define KEEP_IN_REGISTERS(a, b) __asm__("" : "+x"(a), "+x"(b))
+static inline __m256i broadcast_4_bytes(const char *p) {
+  int32_t word;
+  memcpy(&word, p, sizeof word);
+  return _mm256_set1_epi32(word);
+}
+static inline __attribute__((always_inline)) void dots_words(const char *const *x, int n_rows, const void *w,
+                                                             int narrow, vi (*sums)[2]) {
+#pragma GCC unroll 4
+  for (int r = 0; r < n_rows; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 4
   for (int i = 0; i < 16; i++) {
     __m256i low, high;
@@ -64,34 +73,31 @@ static inline __attribute__((always_inline)) void dots_words(const int16_t *cons
     }
 #pragma GCC unroll 4
     for (int r = 0; r < n_rows; r++) {
-      int32_t pair;
-      memcpy(&pair, x[r] + 2 * i, sizeof pair);
-      __m256i a = _mm256_set1_epi32(pair);
-      acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(a, low));
-      acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(a, high));
+      __m256i a = broadcast_4_bytes(x[r] + 4 * i);
+      sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(a, low));
+      sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(a, high));
+      KEEP_IN_REGISTERS(sums[r][0], sums[r][1]);
     }
   }
-  for (int r = 0; r < n_rows; r++)
-    for (int v = 0; v < 2; v++) _mm256_storeu_si256((__m256i *)(sums[r] + 8 * v), acc[r][v]);
 }
-static inline __attribute__((always_inline)) void dots_i8(const int16_t *const *x, int n_rows, const int8_t *w,
-                                                          int32_t (*sums)[16]) {
+static inline __attribute__((always_inline)) void dots_i8(const char *const *x, int n_rows, const char *w,
+                                                          vi (*sums)[2]) {
   dots_words(x, n_rows, w, 1, sums);
 }
-static inline __attribute__((always_inline)) void dots_i16(const int16_t *const *x, int n_rows, const int16_t *w,
-                                                           int32_t (*sums)[16]) {
+static inline __attribute__((always_inline)) void dots_i16(const char *const *x, int n_rows, const void *w,
+                                                           vi (*sums)[2]) {
   dots_words(x, n_rows, w, 0, sums);
 }
-static inline void unpack_i8(const int8_t *w, int16_t *to) {
+static inline void unpack_i8(const char *w, char *to) {
   for (int i = 0; i < 32; i++)
     _mm256_storeu_si256((__m256i *)to + i, _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w + i)));
 }
 
-static inline __attribute__((always_inline)) void dots_bytes(const int8_t *const *x, const int32_t *total, int n_rows,
-                                                             const uint8_t *w, int packed, const uint8_t *zeros,
-                                                             int32_t (*sums)[16]) {
-  __m256i acc[4][2], nibble = _mm256_set1_epi8(15), sixteen = _mm256_set1_epi16(16);
-  for (int r = 0; r < n_rows; r++) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
+static inline __attribute__((always_inline)) void dots_bytes(const char *const *x, int n_rows, const void *w,
+                                                             int packed, vi (*sums)[2]) {
+  __m256i nibble = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+  for (int r = 0; r < n_rows; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 8
   for (int i = 0; i < 8; i++) {
     __m256i low, high;
@@ -105,31 +111,25 @@ static inline __attribute__((always_inline)) void dots_bytes(const int8_t *const
     }
 #pragma GCC unroll 4
     for (int r = 0; r < n_rows; r++) { /* int16 sums of 8 x 2 products: at most 8 x 2 x 15 x 127 = 30,480 */
-      int32_t quad;
-      memcpy(&quad, x[r] + 4 * i, sizeof quad);
-      __m256i a = _mm256_set1_epi32(quad);
-      acc[r][0] = _mm256_add_epi16(acc[r][0], _mm256_maddubs_epi16(low, a));
-      acc[r][1] = _mm256_add_epi16(acc[r][1], _mm256_maddubs_epi16(high, a));
+      __m256i a = broadcast_4_bytes(x[r] + 4 * i);
+      sums[r][0] = _mm256_add_epi16(sums[r][0], _mm256_maddubs_epi16(low, a));
+      sums[r][1] = _mm256_add_epi16(sums[r][1], _mm256_maddubs_epi16(high, a));
+      KEEP_IN_REGISTERS(sums[r][0], sums[r][1]);
     }
   }
-  for (int v = 0; v < 2; v++) {
-    __m256i zero = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(zeros + 8 * v)));
-    for (int r = 0; r < n_rows; r++) {
-      __m256i shift = _mm256_madd_epi16(zero, _mm256_set1_epi32(total[r] & 0xffff)); /* |total| <= 32 x 127 */
-      __m256i sum = _mm256_sub_epi32(_mm256_madd_epi16(acc[r][v], sixteen), shift);
-      _mm256_storeu_si256((__m256i *)(sums[r] + 8 * v), sum);
-    }
-  }
+#pragma GCC unroll 4
+  for (int r = 0; r < n_rows; r++)
+    for (int v = 0; v < 2; v++) sums[r][v] = _mm256_madd_epi16(sums[r][v], one);
 }
-static inline __attribute__((always_inline)) void dots_u4(const int8_t *const *x, const int32_t *total, int n_rows,
-                                                          const uint8_t *w, const uint8_t *zeros, int32_t (*sums)[16]) {
-  dots_bytes(x, total, n_rows, w, 1, zeros, sums);
+static inline __attribute__((always_inline)) void dots_u4(const char *const *x, int n_rows, const char *w,
+                                                          vi (*sums)[2]) {
+  dots_bytes(x, n_rows, w, 1, sums);
 }
-static inline __attribute__((always_inline)) void dots_u8(const int8_t *const *x, const int32_t *total, int n_rows,
-                                                          const uint8_t *w, const uint8_t *zeros, int32_t (*sums)[16]) {
-  dots_bytes(x, total, n_rows, w, 0, zeros, sums);
+static inline __attribute__((always_inline)) void dots_u8(const char *const *x, int n_rows, const void *w,
+                                                          vi (*sums)[2]) {
+  dots_bytes(x, n_rows, w, 0, sums);
 }
-static inline void unpack_u4(const uint8_t *w, uint8_t *to) {
+static inline void unpack_u4(const char *w, char *to) {
   __m256i nibble = _mm256_set1_epi8(15);
   for (int i = 0; i < 8; i++) {
     __m256i both = _mm256_loadu_si256((const __m256i *)w + i);
@@ -137,11 +137,13 @@ static inline void unpack_u4(const uint8_t *w, uint8_t *to) {
     _mm256_storeu_si256((__m256i *)to + 2 * i + 1, _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble));
   }
 }
-/* 2^(code / 32 - 7) (1 + code % 32 / 32), whose bits are the code itself: eight octaves in steps of 1/32. */
-static inline void vf_load_i4_scales(const uint8_t *codes, vf scale[2]) {
+/* Scales and zeros of a group, as plain_i4 (dots_plain.h). */
+static inline void vf_load_i4(const char *codes, vf scale[2], vf zero[2]) {
   for (int v = 0; v < 2; v++) {
     __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + 8 * v)));
+    __m256i z = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + 16 + 8 * v)));
     scale[v] = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(code, 18), _mm256_set1_epi32((127 - 7) << 23)));
+    zero[v] = _mm256_mul_ps(_mm256_cvtepi32_ps(z), _mm256_set1_ps(-0.0625f));
   }
 }
 static inline void vf_transpose(vf r[LANES]) {

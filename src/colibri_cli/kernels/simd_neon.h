@@ -5,8 +5,11 @@
 #include "dots_plain.h"
 
 #define CLB_ISA neon
+#define UNROLL _Pragma("GCC unroll 16")
 #define LANES 4
-#define ROW_TILE 6 /* 24 accumulators, 4 vectors of the panel, 1 broadcast: 29 of 32 registers */
+#define SINGLE_TILE 6 /* 24 accumulators, 4 vectors of the panel, 1 broadcast: 29 of 32 registers */
+#define PAIR_TILE 3
+#define QUANT_ROWS 4
 
 typedef float32x4_t vf;
 typedef int32x4_t vi;
@@ -47,11 +50,35 @@ static inline void vf_load_bf16(const void *p, vf row[4]) {
   row[2] = vreinterpretq_f32_u32(vandq_u32(low_pairs, high));
   row[3] = vreinterpretq_f32_u32(vandq_u32(high_pairs, high));
 }
-static inline vf vf_from(const int32_t *p) { return vcvtq_f32_s32(vld1q_s32(p)); }
-static inline void vf_load_i4_scales(const uint8_t *codes, vf scale[4]) {
-  float lanes[16];
-  load_i4_scales(codes, lanes);
-  for (int v = 0; v < 4; v++) scale[v] = vld1q_f32(lanes + 4 * v);
+static inline vf vf_of(vi n) { return vcvtq_f32_s32(n); }
+
+/* Integer dots (quant.h), left to the compiler's vectors. */
+static inline void dots_i16(const char *const *x, int n_rows, const void *w, vi (*sums)[4]) {
+  int32_t plain[QUANT_ROWS][16];
+  plain_i16(x, n_rows, w, plain);
+  for (int r = 0; r < n_rows; r++)
+    for (int v = 0; v < 4; v++) sums[r][v] = vld1q_s32(plain[r] + 4 * v);
+}
+static inline void dots_i8(const char *const *x, int n_rows, const char *w, vi (*sums)[4]) {
+  int16_t wide[512];
+  unpack_i8(w, (char *)wide);
+  dots_i16(x, n_rows, wide, sums);
+}
+static inline void dots_u8(const char *const *x, int n_rows, const void *w, vi (*sums)[4]) {
+  int32_t plain[QUANT_ROWS][16];
+  plain_u8(x, n_rows, w, plain);
+  for (int r = 0; r < n_rows; r++)
+    for (int v = 0; v < 4; v++) sums[r][v] = vld1q_s32(plain[r] + 4 * v);
+}
+static inline void dots_u4(const char *const *x, int n_rows, const char *w, vi (*sums)[4]) {
+  char bytes[512];
+  unpack_u4(w, bytes);
+  dots_u8(x, n_rows, bytes, sums);
+}
+static inline void vf_load_i4(const char *codes, vf scale[4], vf zero[4]) {
+  float scales[16], zeros[16];
+  plain_i4(codes, scales, zeros);
+  for (int v = 0; v < 4; v++) scale[v] = vld1q_f32(scales + 4 * v), zero[v] = vld1q_f32(zeros + 4 * v);
 }
 static inline void vf_transpose(vf r[LANES]) {
   float32x4x2_t a = vtrnq_f32(r[0], r[1]), b = vtrnq_f32(r[2], r[3]);

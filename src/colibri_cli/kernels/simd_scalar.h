@@ -6,8 +6,11 @@
 #include "dots_plain.h"
 
 #define CLB_ISA scalar
+#define UNROLL /* small, not fast */
 #define LANES 1
-#define ROW_TILE 1 /* rows whose accumulators fit the register file together with one panel */
+#define SINGLE_TILE 1 /* rows whose accumulators fit the register file together with one panel */
+#define PAIR_TILE 0   /* and with two */
+#define QUANT_ROWS 1
 
 typedef float vf;   /* LANES floats */
 typedef int32_t vi; /* LANES integers */
@@ -58,7 +61,23 @@ static inline void vf_load_bf16(const void *p, vf row[16]) {
     memcpy(&row[j], &bits, sizeof bits);
   }
 }
-static inline vf vf_from(const int32_t *p) { return (float)*p; }
-static inline void vf_load_i4_scales(const uint8_t *codes, vf scale[16]) { load_i4_scales(codes, scale); }
+static inline vf vf_of(vi n) { return (float)n; }
+static inline void vf_load_i4(const char *codes, vf scale[16], vf zero[16]) { plain_i4(codes, scale, zero); }
+static inline void dots_i16(const char *const *x, int n_rows, const void *w, vi (*sums)[16]) {
+  plain_i16(x, n_rows, w, sums);
+}
+static inline void dots_i8(const char *const *x, int n_rows, const char *w, vi (*sums)[16]) {
+  char wide[1024];
+  unpack_i8(w, wide);
+  plain_i16(x, n_rows, (const int16_t *)wide, sums);
+}
+static inline void dots_u8(const char *const *x, int n_rows, const void *w, vi (*sums)[16]) {
+  plain_u8(x, n_rows, w, sums);
+}
+static inline void dots_u4(const char *const *x, int n_rows, const char *w, vi (*sums)[16]) {
+  char bytes[512];
+  unpack_u4(w, bytes);
+  plain_u8(x, n_rows, (const uint8_t *)bytes, sums);
+}
 /* Lane i of row j becomes lane j of row i. */
 static inline void vf_transpose(vf r[LANES]) { (void)r; }

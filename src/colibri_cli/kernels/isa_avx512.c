@@ -1,0 +1,44 @@
+/* AVX-512 runs the linear layers; what is left takes so little time that AVX2's kernels do. */
+#if defined(__x86_64__) && defined(__GNUC__)
+/* The headers first: what they define must not be compiled for AVX-512. */
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni"))), \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")
+#endif
+
+#include "simd_avx512.h"
+
+#include "linear.h"
+#include "quant.h"
+
+#include "peak.h"
+
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#define OF_AVX2(op) extern __typeof__(*((clb_kernels *)0)->op) clb_##op##_avx2
+OF_AVX2(quantize);
+OF_AVX2(transpose_f32);
+OF_AVX2(activate_f32);
+OF_AVX2(accumulate_f32);
+OF_AVX2(softmax_f32);
+OF_AVX2(gate_f32);
+
+const clb_kernels clb_kernels_avx512 = {
+    "avx512",          KERNEL(linear_f32),     KERNEL(linear_bf16),   KERNEL(linear_i8),       KERNEL(linear_i4),
+    clb_quantize_avx2, clb_transpose_f32_avx2, clb_activate_f32_avx2, clb_accumulate_f32_avx2, clb_softmax_f32_avx2,
+    clb_gate_f32_avx2, KERNEL(peak_f32),
+};
+#endif

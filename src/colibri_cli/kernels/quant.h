@@ -154,10 +154,10 @@ static inline __attribute__((always_inline)) void linear_quant(clb_dtype dtype, 
           else tile_i8(&x, 1, from, wide, g, end, to, ldc);
         } else {
           const uint8_t *bytes = (const uint8_t *)wide;
-          if (n == 4 && many) tile_i4(&x, 4, from, b->base, bytes, g, end, to, ldc);
-          else if (n == 3) tile_i4(&x, 3, from, b->base, bytes, g, end, to, ldc);
-          else if (n == 2) tile_i4(&x, 2, from, b->base, bytes, g, end, to, ldc);
-          else tile_i4(&x, 1, from, b->base, bytes, g, end, to, ldc);
+          if (n == 4 && many) tile_i4(&x, 4, from, b->bases[p], bytes, g, end, to, ldc);
+          else if (n == 3) tile_i4(&x, 3, from, b->bases[p], bytes, g, end, to, ldc);
+          else if (n == 2) tile_i4(&x, 2, from, b->bases[p], bytes, g, end, to, ldc);
+          else tile_i4(&x, 1, from, b->bases[p], bytes, g, end, to, ldc);
         }
       }
     }

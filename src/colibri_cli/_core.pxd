@@ -89,7 +89,8 @@ cdef extern from "kernels.h" nogil:
         const float *up_bias
         const void *down
         const float *down_bias
-        float up_base, down_base
+        const float *up_bases
+        const float *down_bases
     ctypedef struct clb_experts_shape:
         int hidden_size, intermediate_size
         clb_dtype dtype
@@ -118,11 +119,9 @@ cdef extern from "kernels.h" nogil:
     void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end,
                          int n_threads) noexcept
     size_t clb_panel_bytes(clb_dtype dtype, int n_inputs) noexcept
-    float clb_i4_base(const float *w, Py_ssize_t output_stride, Py_ssize_t input_stride, int n_outputs,
-                      int n_inputs) noexcept
     void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, Py_ssize_t output_stride,
-                         Py_ssize_t input_stride, int n_outputs, int n_inputs, float base, void *panels,
-                         Py_ssize_t panel_stride, int n_threads) noexcept
+                         Py_ssize_t input_stride, int n_outputs, int n_inputs, void *panels,
+                         Py_ssize_t panel_stride, float *bases, Py_ssize_t base_stride, int n_threads) noexcept
 
     ctypedef struct clb_mix_job:
         const int32_t *ids

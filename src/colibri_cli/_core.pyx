@@ -634,15 +634,17 @@ cdef class ExpertKernel:
         cdef clb_dtype dtype = self.shape.dtype
         cdef size_t up_panel = clb_panel_bytes(dtype, hidden), down_panel = clb_panel_bytes(dtype, n)
         cdef size_t n_up = clb_up_panels(&self.shape) * up_panel, n_down = clb_down_panels(&self.shape) * down_panel
-        cdef float up_base = 0, down_base = 0
+        cdef size_t n_bases = clb_up_panels(&self.shape) + clb_down_panels(&self.shape) if dtype == CLB_I4 else 0
         cdef _Memory memory = _Memory()
         cdef Expert expert = Expert()
         cdef Matrix u, d
         cdef float *biases
+        cdef float *bases
         cdef const float *bias
         cdef Py_ssize_t i, first, step, column, down_step, down_column
-        memory.reserve(n_up + n_down + (halves * n + hidden) * sizeof(float))
-        biases = <float *>(memory.data + n_up + n_down)
+        memory.reserve(n_up + n_down + (n_bases + halves * n + hidden) * sizeof(float))
+        bases = <float *>(memory.data + n_up + n_down)
+        biases = bases + n_bases
         u.held = d.held = False
         try:
             open_matrix(up, &u, "up", "float32 (outputs, inputs)", False, 0)
@@ -653,20 +655,19 @@ cdef class ExpertKernel:
             down_column = d.column_stride // <Py_ssize_t>sizeof(float)
             first = step if interleaved else step * n  # from the gate's first row to the up projection's
             with nogil:
-                if dtype == CLB_I4:
-                    up_base = clb_i4_base(<const float *>u.data, step, column, halves * n, hidden)
-                    down_base = clb_i4_base(<const float *>d.data, down_step, down_column, hidden, n)
                 for half in range(halves):
                     clb_pack_panels(kernels, dtype, <const float *>u.data + half * first,
-                                    step * halves if interleaved else step, column, n, hidden, up_base,
-                                    memory.data + half * up_panel, halves * up_panel, self.threads)
-                clb_pack_panels(kernels, dtype, <const float *>d.data, down_step, down_column, hidden, n, down_base,
-                                memory.data + n_up, down_panel, self.threads)
+                                    step * halves if interleaved else step, column, n, hidden,
+                                    memory.data + half * up_panel, halves * up_panel, bases + half, halves,
+                                    self.threads)
+                clb_pack_panels(kernels, dtype, <const float *>d.data, down_step, down_column, hidden, n,
+                                memory.data + n_up, down_panel, bases + clb_up_panels(&self.shape), 1, self.threads)
         finally:
             close_matrix(&u)
             close_matrix(&d)
-        expert.memory, expert.n_bytes = memory, n_up + n_down
-        expert.pointers = clb_expert(memory.data, NULL, memory.data + n_up, NULL, up_base, down_base)
+        expert.memory, expert.n_bytes = memory, n_up + n_down + n_bases * sizeof(float)
+        expert.pointers = clb_expert(memory.data, NULL, memory.data + n_up, NULL, bases,
+                                     bases + clb_up_panels(&self.shape))
         if up_bias is not None:
             bias = <const float *>contiguous(up_bias, halves * n * sizeof(float))
             for i in range(halves * n):  # alternating biases become gate biases, then up biases
@@ -694,7 +695,8 @@ cdef class ExpertKernel:
         cdef const float *w = <const float *>contiguous(raw, n_floats * sizeof(float))
         expert.array, expert.n_bytes = raw, n_floats * sizeof(float)
         expert.pointers = clb_expert(
-            w, w + outputs * hidden, w + outputs * hidden + outputs, w + outputs * hidden + outputs + hidden * n, 0, 0
+            w, w + outputs * hidden, w + outputs * hidden + outputs, w + outputs * hidden + outputs + hidden * n, NULL,
+            NULL
         )
         return expert
 
@@ -906,7 +908,7 @@ cdef class Mixer:
         self.zeros = floats + n_offsets * n_panels * panel
         for o in range(n_offsets):
             clb_pack_panels(kernels, CLB_F32, matrices + o * hidden * hidden, hidden, 1, self.hidden_size,
-                            self.hidden_size, 0, floats + o * n_panels * panel, panel * sizeof(float), 1)
+                            self.hidden_size, floats + o * n_panels * panel, panel * sizeof(float), NULL, 0, 1)
         clb_pool_reserve(threads)
 
     def run(self, ids):
@@ -952,8 +954,8 @@ cdef class Head:
         self.memory = new_floats(n_panels * (panel + CLB_PANEL))
         floats = <float *>self.memory.data
         self.bias = floats + n_panels * panel
-        clb_pack_panels(kernels, CLB_F32, matrix, hidden, 1, self.n_classes, self.hidden_size, 0, floats,
-                        panel * sizeof(float), 1)
+        clb_pack_panels(kernels, CLB_F32, matrix, hidden, 1, self.n_classes, self.hidden_size, floats,
+                        panel * sizeof(float), NULL, 0, 1)
         memcpy(floats + n_panels * panel, contiguous(bias, n_classes * sizeof(float)), n_classes * sizeof(float))
         clb_pool_reserve(threads)
 

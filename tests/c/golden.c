@@ -30,6 +30,7 @@ static void add_linear(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_
   int n_outputs = n_panels * CLB_PANEL - 3;
   size_t panel_bytes = clb_panel_bytes(dtype, n_inputs), row_bytes = clb_row_bytes(dtype, n_inputs);
   float x[ROWS][MOST_INPUTS], w[MOST_PANELS * CLB_PANEL][MOST_INPUTS], init[MOST_PANELS * CLB_PANEL];
+  float bases[MOST_PANELS] = {0};
   float c[ROWS][MOST_PANELS * CLB_PANEL];
   const float *rows[ROWS];
   char *panels = calloc((size_t)n_panels, panel_bytes), *quants = calloc((size_t)n_rows, row_bytes);
@@ -38,9 +39,8 @@ static void add_linear(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_
   for (int j = 0; j < n_outputs; j++)
     for (int i = 0; i < n_inputs; i++) w[j][i] = number();
   for (int j = 0; j < n_panels * CLB_PANEL; j++) init[j] = number();
-  float base = dtype == CLB_I4 ? clb_i4_base(&w[0][0], MOST_INPUTS, 1, n_outputs, n_inputs) : 0.0f;
-  clb_pack_panels(k, dtype, &w[0][0], MOST_INPUTS, 1, n_outputs, n_inputs, base, panels, (ptrdiff_t)panel_bytes, 1);
-  add(panels, (size_t)n_panels * panel_bytes);
+  clb_pack_panels(k, dtype, &w[0][0], MOST_INPUTS, 1, n_outputs, n_inputs, panels, (ptrdiff_t)panel_bytes, bases, 1, 1);
+  add(panels, (size_t)n_panels * panel_bytes), add(bases, sizeof bases);
   for (int r = 0; r < n_rows; r++) {
     rows[r] = x[r];
     if (quantised) {
@@ -50,7 +50,7 @@ static void add_linear(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_
   }
   clb_input a = {rows, 0, 1, n_inputs};
   ptrdiff_t row_stride = CLB_PANEL * (dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float));
-  clb_panels b = {panels, 0, (ptrdiff_t)panel_bytes, row_stride, base};
+  clb_panels b = {panels, 0, (ptrdiff_t)panel_bytes, row_stride, bases};
   linear[dtype](&a, n_rows, &b, n_panels, init, &c[0][0], MOST_PANELS * CLB_PANEL);
   for (int r = 0; r < n_rows; r++) add(c[r], (size_t)n_panels * CLB_PANEL * sizeof(float));
   free(panels), free(quants);

@@ -48,7 +48,7 @@ typedef struct {
   const clb_experts_shape *shape;
   const void *weights;
   const float *bias;
-  float base;
+  const float *bases;
   int n_outputs, n_inputs, n_halves;
 } projection;
 
@@ -58,7 +58,8 @@ static void panels_of(const clb_kernels *k, const projection *w, int panel, int 
   clb_dtype dtype = w->shape->dtype;
   ptrdiff_t panel_bytes = (ptrdiff_t)clb_panel_bytes(dtype, w->n_inputs);
   b->data = rows ? (const char *)unpacked : (const char *)w->weights + panel * panel_bytes;
-  b->segment_stride = 0, b->panel_stride = panel_bytes, b->base = w->base;
+  b->segment_stride = 0, b->panel_stride = panel_bytes;
+  b->bases = w->bases ? w->bases + panel : NULL;
   b->row_stride = CLB_PANEL * (dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float));
   for (int p = 0; p < n_panels; p++) {
     int half = (panel + p) % w->n_halves, column = (panel + p) / w->n_halves * CLB_PANEL;
@@ -79,7 +80,7 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
                        float *unpacked) {
   const clb_experts_shape *s = job->shape;
   const clb_expert *e = &job->experts[expert];
-  projection w = {s, e->up, e->up_bias, e->up_base, s->intermediate_size, s->hidden_size, s->rule.gated ? 2 : 1};
+  projection w = {s, e->up, e->up_bias, e->up_bases, s->intermediate_size, s->hidden_size, s->rule.gated ? 2 : 1};
   clb_linear linear = linear_of(k, s->dtype);
   size_t input_bytes = clb_input_bytes(s), h_bytes = clb_activation_bytes(s);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
@@ -117,7 +118,7 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
                          const char *h, float *unpacked) {
   const clb_experts_shape *s = job->shape;
   const clb_expert *e = &job->experts[expert];
-  projection w = {s, e->down, e->down_bias, e->down_base, s->hidden_size, s->intermediate_size, 1};
+  projection w = {s, e->down, e->down_bias, e->down_bases, s->hidden_size, s->intermediate_size, 1};
   clb_linear linear = linear_of(k, s->dtype);
   size_t h_bytes = clb_activation_bytes(s);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;

@@ -52,7 +52,7 @@ typedef struct {
 typedef struct {
   const void *data;
   ptrdiff_t segment_stride, panel_stride, row_stride;
-  float base; /* I4: what every scale is relative to */
+  const float *bases; /* I4: what the scales of each panel are relative to */
 } clb_panels;
 
 /* How an expert's intermediate activation is formed from gate g and up u (u absent in an ungated expert):
@@ -190,14 +190,13 @@ void clb_gumbel(uint64_t state[2], float temperature, float *logits, ptrdiff_t l
 void clb_dispatch(const int32_t *ids, int n_slots, int n_experts, int32_t *offsets, int32_t *order);
 
 /* pack.c: weights into panels. Strided source: output column j, input i of w at w[j * output_stride + i *
- * input_stride]. Panel p goes to panels + p * panel_stride bytes. Quantised types choose each group's scale (and zero)
- * to make the squared error small; base is what clb_i4_base gave for all the weights that share it. */
+ * input_stride]. Panel p goes to panels + p * panel_stride bytes, its base (I4) to bases[p * base_stride]. Quantised
+ * types choose each group's scale (and zero) to make the squared error small. */
 size_t clb_panel_bytes(clb_dtype dtype, int n_inputs);
 size_t clb_row_bytes(clb_dtype dtype, int n_inputs); /* of one row of activations as linear_<dtype> takes it */
-float clb_i4_base(const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride, int n_outputs, int n_inputs);
 void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrdiff_t output_stride,
-                     ptrdiff_t input_stride, int n_outputs, int n_inputs, float base, void *panels,
-                     ptrdiff_t panel_stride, int n_threads);
+                     ptrdiff_t input_stride, int n_outputs, int n_inputs, void *panels, ptrdiff_t panel_stride,
+                     float *bases, ptrdiff_t base_stride, int n_threads);
 
 /* experts.c */
 typedef struct {
@@ -205,7 +204,7 @@ typedef struct {
   const float *up_bias; /* unpadded, or NULL */
   const void *down;
   const float *down_bias;
-  float up_base, down_base; /* I4 */
+  const float *up_bases, *down_bases; /* I4: one a panel */
 } clb_expert;
 
 typedef enum { CLB_LAYOUT_PANELS, CLB_LAYOUT_ROWS } clb_layout;

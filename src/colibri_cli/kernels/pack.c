@@ -149,18 +149,26 @@ static void quantize_i4(const float *w, float base, i4_choice *best) {
     if (code != near && code >= 0 && code <= 255) try_i4(w, code, base, middle, mean, best);
 }
 
-float clb_i4_base(const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride, int n_outputs, int n_inputs) {
-  float widest = 0.0f;
-  for (ptrdiff_t j = 0; j < n_outputs; j++)
+/* The smallest power of two that leaves no group of n <= CLB_PANEL columns a step beyond the largest scale. One a
+ * panel, so that an outlier coarsens nothing further away; a power of two, so that it changes no code that it does not
+ * cut. */
+static float i4_base(const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride, int n, int n_inputs) {
+  float widest = 0.0f; /* halved, lest the range of the largest floats be infinite */
+  for (ptrdiff_t j = 0; j < n; j++)
     for (int g = 0; g < n_inputs; g += CLB_GROUP) {
       float low = 0.0f, high = 0.0f; /* a group's range takes in the zeros that may pad it */
       for (ptrdiff_t i = g; i < n_inputs && i < g + CLB_GROUP; i++) {
         float x = w[j * output_stride + i * input_stride];
         low = fminf(low, x), high = fmaxf(high, x);
       }
-      widest = fmaxf(widest, high - low);
+      widest = fmaxf(widest, 0.5f * high - 0.5f * low);
     }
-  return widest / 15.0f / i4_scale(255);
+  float base = widest / 7.5f / i4_scale(255);
+  uint32_t bits;
+  memcpy(&bits, &base, sizeof bits);
+  bits = (bits + 0x7fffff) & 0x7f800000;
+  memcpy(&base, &bits, sizeof base);
+  return base;
 }
 
 static void pack_group(clb_dtype dtype, const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride, int n_columns,
@@ -193,9 +201,10 @@ typedef struct {
   const float *w;
   ptrdiff_t output_stride, input_stride;
   int n_outputs, n_inputs;
-  float base;
   char *panels;
   ptrdiff_t panel_stride;
+  float *bases;
+  ptrdiff_t base_stride;
 } pack_job;
 
 static void pack_panel(void *arg, int panel, int worker) {
@@ -215,16 +224,19 @@ static void pack_panel(void *arg, int panel, int worker) {
       }
   } else {
     ptrdiff_t group_bytes = (ptrdiff_t)clb_panel_bytes(s->dtype, CLB_GROUP);
+    float base = s->dtype == CLB_I4 ? i4_base(w, s->output_stride, s->input_stride, n, s->n_inputs) : 0.0f;
+    if (s->dtype == CLB_I4) s->bases[panel * s->base_stride] = base;
     for (int i = 0; i < s->n_inputs; i += CLB_GROUP)
       pack_group(s->dtype, w + i * s->input_stride, s->output_stride, s->input_stride, n,
-                 s->n_inputs - i < CLB_GROUP ? s->n_inputs - i : CLB_GROUP, s->base,
+                 s->n_inputs - i < CLB_GROUP ? s->n_inputs - i : CLB_GROUP, base,
                  (uint8_t *)to + i / CLB_GROUP * group_bytes);
   }
 }
 
 void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrdiff_t output_stride,
-                     ptrdiff_t input_stride, int n_outputs, int n_inputs, float base, void *panels,
-                     ptrdiff_t panel_stride, int n_threads) {
-  pack_job job = {k, dtype, w, output_stride, input_stride, n_outputs, n_inputs, base, panels, panel_stride};
+                     ptrdiff_t input_stride, int n_outputs, int n_inputs, void *panels, ptrdiff_t panel_stride,
+                     float *bases, ptrdiff_t base_stride, int n_threads) {
+  pack_job job = {k,      dtype,        w,     output_stride, input_stride, n_outputs, n_inputs,
+                  panels, panel_stride, bases, base_stride};
   clb_pool_run(pack_panel, &job, (n_outputs + CLB_PANEL - 1) / CLB_PANEL, n_threads);
 }

@@ -108,12 +108,13 @@ static inline __attribute__((always_inline)) void linear_quant(clb_dtype dtype, 
   _Alignas(64) char unpacked[UNPACKED_GROUPS * UNPACKED_BYTES(CLB_I8)];
   for (int p = 0; p < n_panels; p++, init += CLB_PANEL, c += CLB_PANEL) {
     const char *w = (const char *)b->data + p * b->panel_stride;
+    float base = dtype == CLB_I4 ? b->bases[p] : 0.0f;
     for (int r = 0; r < n_rows; r++) memcpy(c + r * ldc, init, CLB_PANEL * sizeof(float));
     for (int g = 0; g < n_groups; g += step, w += (ptrdiff_t)step * GROUP_BYTES(dtype)) {
       int end = g + step < n_groups ? g + step : n_groups, row = 0;
       if (many) {
         for (int i = 0; i < end - g; i++)
-          unpack_group(dtype, w + i * GROUP_BYTES(dtype), b->base, unpacked + i * UNPACKED_BYTES(dtype));
+          unpack_group(dtype, w + i * GROUP_BYTES(dtype), base, unpacked + i * UNPACKED_BYTES(dtype));
         for (; row + QUANT_ROWS <= n_rows; row += QUANT_ROWS) {
           const char *next = n_rows - row < 2 * QUANT_ROWS ? w + (ptrdiff_t)step * GROUP_BYTES(dtype) : NULL;
           tile_quant(dtype, a, row, QUANT_ROWS, unpacked, 0, 1, g, end, next, c, ldc);
@@ -122,7 +123,7 @@ static inline __attribute__((always_inline)) void linear_quant(clb_dtype dtype, 
       const char *next = many ? NULL : w + CLB_STREAM_AHEAD;
       while (row < n_rows) {
         int n = n_rows - row;
-#define TILE(n) tile_quant(dtype, a, row, n, w, b->base, 0, g, end, next, c, ldc)
+#define TILE(n) tile_quant(dtype, a, row, n, w, base, 0, g, end, next, c, ldc)
 #if QUANT_ROWS >= 4
         if (QUANT_ROWS >= 8 && n >= 8) TILE(n = QUANT_ROWS);
         else if (n >= 4) TILE(n = 4);

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
-from time import perf_counter_ns
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from colibri_cli import _core
+from colibri_cli.bench.clock import CLOCK_READS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Times: TypeAlias = npt.NDArray[np.float64]
-Sampler: TypeAlias = "Callable[[int], Times]"
-
-_CLOCK_READS = 256  # before each burst of samples
+    from colibri_cli.bench.clock import Sampler, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +74,9 @@ class Case:
 
 def core_clock_ns() -> float:
     """Nanoseconds of one clock read inside the compiled core, the median of many."""
-    ns = np.empty(_CLOCK_READS)
+    ns = np.empty(CLOCK_READS)
     _core.time_clock(ns)
     return float(np.median(ns))
-
-
-def python_clock_ns() -> float:
-    """Nanoseconds of one clock read and an empty call from Python, the median of many."""
-    return float(np.median(_times(lambda: None, _CLOCK_READS)))
 
 
 def in_core(fill: Callable[[Times], None], n_calls: int = 1) -> Sampler:
@@ -99,28 +89,3 @@ def in_core(fill: Callable[[Times], None], n_calls: int = 1) -> Sampler:
         return np.maximum(ns - clock, 0) / n_calls
 
     return sample
-
-
-def from_python(call: Callable[[], object]) -> Sampler:
-    """Sample a call as a caller sees it; the garbage collector waits meanwhile."""
-
-    def sample(n: int) -> Times:
-        clock = python_clock_ns()
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            return np.maximum(_times(call, n) - clock, 0)
-        finally:
-            if collects:
-                gc.enable()
-
-    return sample
-
-
-def _times(call: Callable[[], object], n: int) -> Times:
-    ns = np.empty(n)
-    for i in range(n):
-        start = perf_counter_ns()
-        call()
-        ns[i] = perf_counter_ns() - start
-    return ns

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from colibri_cli.errors import InvalidInput
 from colibri_cli.formats.inputs import read_input
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Collection
 
-    from colibri_cli.bench.runner import Run
+Key: TypeAlias = tuple[str, str, int]  # case, arm, number of threads
 
 SCHEMA = "colibri.bench/1"
-_LARGEST = 16 << 20  # bytes; a run has about 10 KB
+_LARGEST = 16 << 20  # bytes; a run has about 10 KB, one against peers 500
 _DRIFT = 0.05  # clocks differ that much from one quiet minute to the next
 _MACHINE = ("cpu", "isa", "logical_cpus", "governor")  # what makes times of two runs comparable
 
@@ -28,6 +29,17 @@ class Times:
     p50_ns: float
     low_ns: float
     high_ns: float
+
+
+class Comparable(Protocol):
+    """A run that can be held against an earlier one."""
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What `runner.environment` found."""
+
+    def times(self) -> dict[Key, Times]:
+        """Give the times that are judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +71,32 @@ class Baseline:
     Attributes
     ----------
     times : dict
-        By case, arm and number of threads.
+        Those that are judged, by case, arm and number of threads: not those of Colibri's peers.
     environment : dict
     """
 
-    times: dict[tuple[str, str, int], Times]
+    times: dict[Key, Times]
     environment: dict[str, Any]
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Baseline:
+    def read(cls, path: str | os.PathLike[str], wanted: Collection[Key] | None = None) -> Baseline:
         """Read what ``colibri bench --format json`` wrote.
+
+        Parameters
+        ----------
+        wanted : collection of keys, optional
+            What a long run is about to find, to be sure beforehand that something will be compared.
 
         Raises
         ------
         UsageError
             The file is missing or cannot be read.
         InvalidInput
-            It is something else.
+            It is something else, or has nothing that is wanted.
         """
         data = read_input(path, limit=_LARGEST)
         try:
-            return cls(*_parsed(json.loads(data)))
+            found = cls(*_parsed(json.loads(data)))
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidInput(
                 expected=f"JSON of {SCHEMA} with cases",
@@ -87,15 +104,19 @@ class Baseline:
                 at=str(path),
                 hint="colibri bench --format json --output FILE writes one",
             ) from error
+        if wanted is not None and found.times.keys().isdisjoint(wanted):
+            raise _nothing_in_common(found.times, wanted)
+        return found
 
 
-def _parsed(document: dict[str, Any]) -> tuple[dict[tuple[str, str, int], Times], dict[str, Any]]:
+def _parsed(document: dict[str, Any]) -> tuple[dict[Key, Times], dict[str, Any]]:
     if document["schema"] != SCHEMA:
         raise ValueError(f"the schema {document['schema']!r}")
     times = {
         (str(case["name"]), str(arm["name"]), int(arm["threads"])): _times(arm)
         for case in document["cases"]
         for arm in case["arms"]
+        if arm.get("ours", True) and arm.get("status", "timed") == "timed"
     }
     return times, dict(document["environment"])
 
@@ -107,7 +128,7 @@ def _times(arm: dict[str, Any]) -> Times:
     return times
 
 
-def compare(before: Baseline, now: Run) -> list[Change]:
+def compare(before: Baseline, now: Comparable) -> list[Change]:
     """Judge every arm that both runs have.
 
     Raises
@@ -115,31 +136,36 @@ def compare(before: Baseline, now: Run) -> list[Change]:
     InvalidInput
         There is none.
     """
-    changes = []
-    for result in now.results:
-        for arm in result.arms:
-            earlier = before.times.get((result.name, arm.name, arm.threads))
-            if earlier is not None:
-                verdict = _verdict(earlier, Times(arm.p50_ns, arm.low_ns, arm.high_ns))
-                changes.append(Change(result.name, arm.name, arm.threads, earlier.p50_ns, arm.p50_ns, verdict))
+    changes = [
+        Change(*key, before.times[key].p50_ns, times.p50_ns, _verdict(before.times[key], times))
+        for key, times in now.times().items()
+        if key in before.times
+    ]
     if not changes:
-        raise InvalidInput(
-            expected="an earlier run that has an arm of this one",
-            got="; ".join(unmatched(before, now)),
-            at="--compare",
-            hint="the same --case and --threads as for the earlier run",
-        )
+        raise _nothing_in_common(before.times, now.times())
     return changes
 
 
-def unmatched(before: Baseline, now: Run) -> list[str]:
+def _nothing_in_common(before: Collection[Key], now: Collection[Key]) -> InvalidInput:
+    return InvalidInput(
+        expected="an earlier run that has an arm of this one",
+        got="; ".join(_unmatched(before, now)),
+        at="--compare",
+        hint="the same cases or shapes, and --threads, as for the earlier run",
+    )
+
+
+def unmatched(before: Baseline, now: Comparable) -> list[str]:
     """Say which arms only one of the runs has, a line for each run that has any."""
-    found = {(result.name, arm.name, arm.threads) for result in now.results for arm in result.arms}
-    sides = {"only in the earlier run": before.times.keys() - found, "only in this run": found - before.times.keys()}
+    return _unmatched(before.times, now.times())
+
+
+def _unmatched(before: Collection[Key], now: Collection[Key]) -> list[str]:
+    sides = {"only in the earlier run": set(before) - set(now), "only in this run": set(now) - set(before)}
     return [f"{side}: {', '.join(map(_named, sorted(arms)))}" for side, arms in sides.items() if arms]
 
 
-def _named(key: tuple[str, str, int]) -> str:
+def _named(key: Key) -> str:
     case, arm, threads = key
     return f"{case} {arm} with {threads} thread{'s' * (threads != 1)}"
 
@@ -150,7 +176,7 @@ def _verdict(before: Times, now: Times) -> str:
     return "faster" if now.high_ns * (1 + _DRIFT) < before.low_ns else "same"
 
 
-def differences(before: Baseline, now: Run) -> list[str]:
+def differences(before: Baseline, now: Comparable) -> list[str]:
     """Say what about the two machines makes their times no fair comparison."""
     return [
         f"{key} was {before.environment.get(key)!r} and is {now.environment[key]!r}"

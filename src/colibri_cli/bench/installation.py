@@ -14,7 +14,7 @@ import numpy.typing as npt
 from colibri_cli import _core
 from colibri_cli.bench import oracle
 from colibri_cli.bench.case import core_clock_ns
-from colibri_cli.bench.measure import percentile
+from colibri_cli.bench.clock import percentile
 from colibri_cli.bench.suite import HIDDEN, N_EXPERTS, TOP_K, routing_error
 from colibri_cli.model import Model, builtin_bundle
 from colibri_cli.router import Router

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colibri_cli.bench import machine
+from colibri_cli.bench.clock import percentile
 from colibri_cli.errors import ColibriError
 
 if TYPE_CHECKING:
-    from colibri_cli.bench.case import Arm, Case, Times
+    from colibri_cli.bench.case import Arm, Case
+    from colibri_cli.bench.clock import Times
 
 _FEWEST_SAMPLES, _MOST_SAMPLES = 5, 5_000  # of an arm in one round
 _SLOW = 0.02  # seconds a call, from which on one sample a round is enough
@@ -170,9 +172,3 @@ def _measured(
         allocated_bytes=None if arm.call is None else machine.allocated_bytes(arm.call),
         heap_growth_bytes=None if arm.call is None else machine.heap_growth(arm.call, n_calls),
     )
-
-
-def percentile(times: Times, per_mille: int) -> float:
-    """Give the nearest-rank percentile, a time that was measured."""
-    rank = -(-len(times) * per_mille // 1000)
-    return float(np.partition(times, rank - 1)[rank - 1])

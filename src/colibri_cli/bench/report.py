@@ -9,8 +9,9 @@ from colibri_cli.bench.comparison import SCHEMA, differences, unmatched
 from colibri_cli.report import Column, json_document, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from colibri_cli.bench.against.results import Contest
     from colibri_cli.bench.comparison import Baseline, Change
     from colibri_cli.bench.installation import Phase
     from colibri_cli.bench.measure import Measured
@@ -22,7 +23,7 @@ _STATUS = {"passed": "green", "failed": "bold red", "reported": "", "not checked
 _VERDICT = {"slower": "bold red", "faster": "green", "same": "dim"}
 
 
-def run_json(run: Run, before: Baseline | None, changes: Sequence[Change]) -> bytes:
+def run_json(run: Run | Contest, before: Baseline | None, changes: Sequence[Change]) -> bytes:
     """Render a run, with its comparison if there is one."""
     document = {"schema": SCHEMA, **run.to_dict()}
     document["cases"] = iter(document["cases"])
@@ -43,7 +44,7 @@ def run_text(run: Run, before: Baseline | None, changes: Sequence[Change], *, te
     if any(arm.allocated_bytes is not None for result in run.results for arm in result.arms):
         parts.append(_calls(run, terminal=terminal))
     if before is not None:
-        parts.append(_changes(before, run, changes, terminal=terminal))
+        parts.append(changes_text(before, run, changes, terminal=terminal))
     parts += [_cases(run.results), _environment(run)]
     return "\n".join(parts)
 
@@ -81,11 +82,11 @@ def _times(run: Run, *, terminal: bool) -> str:
     rows = [
         [
             *_names(result, arm),
-            _time(arm.p50_ns),
-            _time(arm.p99_ns),
-            _time(arm.p999_ns),
+            duration(arm.p50_ns),
+            duration(arm.p99_ns),
+            duration(arm.p999_ns),
             f"{(arm.high_ns - arm.low_ns) / arm.p50_ns:.0%}" if arm.p50_ns else _NONE,
-            _time(arm.p50_ns / result.n_tokens) if result.n_tokens > 1 else _NONE,
+            duration(arm.p50_ns / result.n_tokens) if result.n_tokens > 1 else _NONE,
             _NONE if arm.ratio is None else f"{arm.ratio:.2f}",
             f"{arm.error:.1e}",
             f"{arm.n_samples:,}",
@@ -139,15 +140,16 @@ def _calls(run: Run, *, terminal: bool) -> str:
     return table(columns, rows, terminal=terminal) + note
 
 
-def _changes(before: Baseline, run: Run, changes: Sequence[Change], *, terminal: bool) -> str:
+def changes_text(before: Baseline, run: Run | Contest, changes: Sequence[Change], *, terminal: bool) -> str:
+    """Show what a comparison found, and what makes it no fair one."""
     columns = [*_NAME_COLUMNS, *_numbers("P50 before", "now", "change"), Column("verdict", style=_VERDICT)]
     rows = [
         [
             change.case,
             change.arm,
             str(change.threads),
-            _time(change.before_ns),
-            _time(change.now_ns),
+            duration(change.before_ns),
+            duration(change.now_ns),
             f"{change.now_ns / change.before_ns - 1:+.0%}" if change.before_ns else _NONE,
             change.verdict,
         ]
@@ -170,7 +172,12 @@ def _environment(run: Run) -> str:
     }
     for threads, rate in run.read_gb_s.items():
         found[f"memory read, {threads} thread{'s' * (threads != 1)}"] = f"{rate:.1f} GB/s of {run.read_bytes:,} bytes"
-    return "".join(f"{name.replace('_', ' ')}: {_value(value)}\n" for name, value in found.items())
+    return facts_text(found)
+
+
+def facts_text(facts: Mapping[str, object]) -> str:
+    """Show a fact a line."""
+    return "".join(f"{name.replace('_', ' ')}: {_value(value)}\n" for name, value in facts.items())
 
 
 def _value(value: object) -> str:
@@ -183,7 +190,7 @@ def _value(value: object) -> str:
     return _NONE if value is None else str(value)
 
 
-def _time(ns: float | None) -> str:
+def duration(ns: float | None) -> str:
     """Three significant digits, in the unit that suits."""
     if ns is None:
         return _NONE

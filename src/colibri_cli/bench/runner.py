@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from colibri_cli import __version__, _core
 from colibri_cli.bench import machine
-from colibri_cli.bench.case import core_clock_ns, python_clock_ns
+from colibri_cli.bench.case import core_clock_ns
+from colibri_cli.bench.clock import python_clock_ns
+from colibri_cli.bench.comparison import Times
 from colibri_cli.bench.measure import Measured, Plan, measure
 from colibri_cli.bench.suite import CASES
 from colibri_cli.errors import UsageError
@@ -16,6 +18,8 @@ from colibri_cli.topology import check_threads, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from colibri_cli.bench.comparison import Key
 
 _FULL, _QUICK = Plan(rounds=20, seconds=0.8), Plan(rounds=5, seconds=0.05)
 
@@ -58,6 +62,14 @@ class Run:
     read_bytes: int
     peak_memory_bytes: int
     quick: bool
+
+    def times(self) -> dict[Key, Times]:
+        """Give what `comparison` compares: every arm's."""
+        return {
+            (result.name, arm.name, arm.threads): Times(arm.p50_ns, arm.low_ns, arm.high_ns)
+            for result in self.results
+            for arm in result.arms
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Give the run as ``schema/bench.schema.json`` has it, but for the key "schema"."""

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from colibri_cli import _core
 from colibri_cli.bench import machine, oracle
-from colibri_cli.bench.case import Arm, Case, core_clock_ns, from_python, in_core
+from colibri_cli.bench.case import Arm, Case, core_clock_ns, in_core
+from colibri_cli.bench.clock import from_python
 from colibri_cli.experts import Experts
 from colibri_cli.layer import MoELayer
 from colibri_cli.model import Model
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from colibri_cli.bench.case import Sampler, Times
+    from colibri_cli.bench.clock import Sampler, Times
 
 _Floats: TypeAlias = npt.NDArray[np.float32]
 _Build: TypeAlias = "Callable[[int], Case]"
@@ -114,7 +115,7 @@ def _softmax(_: int) -> Case:
     ]
     about = f"softmax over 1,024 x {N_EXPERTS} float32, one thread, called from Python unless in the core"
     if find_spec("torch") is not None:
-        import torch  # type: ignore[import-not-found,unused-ignore]  # optional: not there for every type check
+        import torch
 
         tensor = torch.from_numpy(logits)
         arm = called("torch", lambda: torch.softmax(tensor, dim=1).numpy())

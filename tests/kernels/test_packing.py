@@ -43,7 +43,9 @@ def errors(w, dtype):
 
 @pytest.mark.parametrize("dtype", QUANTISED)
 @few
-@given(w=hnp.arrays(np.float32, (N, N), elements=st.floats(-(2.0**123), 2.0**123, width=32), fill=st.just(np.float32(1.0))))
+@given(
+    w=hnp.arrays(np.float32, (N, N), elements=st.floats(-(2.0**123), 2.0**123, width=32), fill=st.just(np.float32(1.0)))
+)
 def test_finite_weights_give_finite_results(w, dtype):
     assert np.isfinite(held(w, dtype)).all()
 
@@ -52,7 +54,7 @@ def test_finite_weights_give_finite_results(w, dtype):
 @few
 @given(w=shapes, size=sizes)
 def test_a_group_is_never_far_off(w, size, dtype):
-    """Half a step, were the steps to span what the group spans; int4 keeps 14 octaves below a panel's largest weight."""
+    """Half a step, if steps span what the group spans; int4 keeps 14 octaves below a panel's largest weight."""
     w = w.reshape(N, N) * size
     w[::16, 0] = w[::16, 32] = np.abs(w).max()
     error, span = errors(w, dtype)

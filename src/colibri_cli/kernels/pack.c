@@ -45,6 +45,7 @@ static void pack_bf16(float w[CLB_GROUP][CLB_PANEL], int n_inputs, uint8_t *to) 
  * weight's group, and 14 octaves below it. One a panel, so that an outlier coarsens nothing further away; a power of
  * two, so that it changes no code that it does not cut. */
 static float i4_base(const float *w, ptrdiff_t output_stride, ptrdiff_t input_stride, int n, int n_inputs) {
+  if (output_stride < input_stride) return i4_base(w, input_stride, output_stride, n_inputs, n); /* along memory */
   uint32_t largest = 0;
   for (ptrdiff_t j = 0; j < n; j++)
     for (ptrdiff_t i = 0; i < n_inputs; i++) {
@@ -53,12 +54,11 @@ static float i4_base(const float *w, ptrdiff_t output_stride, ptrdiff_t input_st
       bits &= 0x7fffffff;
       largest = bits > largest ? bits : largest;
     }
-  float size;
+  float size, power;
   memcpy(&size, &largest, sizeof size);
   largest &= 0x7f800000;
-  float base;
-  memcpy(&base, &largest, sizeof base);
-  return size > CLB_SMALLEST ? 0.25f * base : 0.0f;
+  memcpy(&power, &largest, sizeof power);
+  return size > CLB_SMALLEST ? 0.25f * power : 0.0f;
 }
 
 typedef struct {
@@ -92,8 +92,10 @@ static void pack_panel(void *arg, int panel, int worker) {
     else n_inputs = CLB_GROUP;
     if (s->input_stride == 1) s->k->transpose_f32(w, s->output_stride, n, n_inputs, g[0]);
     else
-      for (ptrdiff_t k = 0; k < n_inputs; k++)
-        for (ptrdiff_t j = 0; j < n; j++) g[k][j] = w[j * s->output_stride + k * s->input_stride];
+      for (int k = 0; k < n_inputs; k++) {
+        const float *from = w + k * s->input_stride;
+        for (int j = 0; j < n; j++, from += s->output_stride) memcpy(&g[k][j], from, sizeof *from);
+      }
     if (s->dtype == CLB_F32) memcpy(to, g, (size_t)n_inputs * sizeof g[0]);
     else if (s->dtype == CLB_BF16) pack_bf16(g, n_inputs, to);
     else s->k->pack_group(s->dtype, g[0], base, to);

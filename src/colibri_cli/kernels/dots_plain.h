@@ -30,11 +30,11 @@ static inline void unpack_u4(const char *w, char *to) {
     }
 }
 
-/* Scales: 2^(code / 32 - 7) (1 + code % 32 / 32), whose bits are the code itself: eight octaves in steps of 1/32.
+/* Scales: 2^(code / 16 - 15) (1 + code % 16 / 16), whose bits are the code itself: 16 octaves in steps of 1/16.
  * Zeros: -code / 16. */
 static inline void plain_i4(const char *codes, float *scale, float *zero) {
   for (int j = 0; j < 16; j++) {
-    uint32_t bits = ((uint32_t)(uint8_t)codes[j] << 18) + ((127 - 7) << 23);
+    uint32_t bits = ((uint32_t)(uint8_t)codes[j] << 19) + ((127 - 15) << 23);
     memcpy(&scale[j], &bits, sizeof bits);
     zero[j] = (float)(uint8_t)codes[16 + j] * -0.0625f;
   }

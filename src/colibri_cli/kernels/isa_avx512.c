@@ -35,14 +35,25 @@
 #define OF_AVX2(op) extern __typeof__(*((clb_kernels *)0)->op) clb_##op##_avx2
 OF_AVX2(linear_bf16);
 OF_AVX2(transpose_f32);
+OF_AVX2(pack_group);
 OF_AVX2(accumulate_f32);
 OF_AVX2(softmax_f32);
 OF_AVX2(gate_f32);
 
 /* bfloat16 is cheaper to widen 8 lanes at a time: 115 against 105 GFLOP/s over 96 rows on a Zen 4 core. */
 const clb_kernels clb_kernels_avx512 = {
-    "avx512",          KERNEL(linear_f32),     clb_linear_bf16_avx2, KERNEL(linear_i8),       KERNEL(linear_i4),
-    KERNEL(quantize),  clb_transpose_f32_avx2, KERNEL(activate_f32), clb_accumulate_f32_avx2, clb_softmax_f32_avx2,
-    clb_gate_f32_avx2, KERNEL(peak_f32),
+    "avx512",
+    KERNEL(linear_f32),
+    clb_linear_bf16_avx2,
+    KERNEL(linear_i8),
+    KERNEL(linear_i4),
+    KERNEL(quantize),
+    clb_transpose_f32_avx2,
+    clb_pack_group_avx2,
+    KERNEL(activate_f32),
+    clb_accumulate_f32_avx2,
+    clb_softmax_f32_avx2,
+    clb_gate_f32_avx2,
+    KERNEL(peak_f32),
 };
 #endif

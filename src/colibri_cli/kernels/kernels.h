@@ -33,9 +33,11 @@ typedef enum { CLB_EXACT, CLB_TAYLOR } clb_exp_kind;
  *   BF16  panel row i: 16 bfloat16, columns 0 8 1 9 2 10 ...: even and odd halves of a 32-bit word are two vectors
  *   I8    for each group of 32 inputs: 16 pairs of inputs x 16 columns x 2 int8, then 16 bfloat16 scales
  *   I4    for each group of 32 inputs: 8 quads of inputs x 8 columns x 4 bytes, low nibble columns 0..7, high nibble
- *         columns 8..15, then 16 scale codes, then 16 zero codes (clb_i4_scale; a weight is scale (q - zero / 16)) */
+ *         columns 8..15, then 16 scale codes, then 16 zero codes z; a weight is base x scale x (q - z / 16), the
+ * scale's bits being its code's: 16 octaves in steps of 1/16, from 2^-15 */
 typedef enum { CLB_F32, CLB_BF16, CLB_I8, CLB_I4, CLB_N_DTYPES } clb_dtype;
-enum { CLB_GROUP = 32 }; /* inputs that share a scale */
+enum { CLB_GROUP = 32 };    /* inputs that share a scale */
+#define CLB_SMALLEST 1e-35f /* I8 and I4 weights below this are held as 0: 1 / scale must stay finite */
 
 /* The input of a linear layer: n_segments pieces of k values each, chained in order. Row r of segment s starts at
  * rows[s * segment_stride + r]. One segment is the usual case; the context mixer has one for each offset.
@@ -88,6 +90,9 @@ typedef struct {
 
   /* panel[i][j] = w[j * row_stride + i] for j < n_columns <= CLB_PANEL, 0 beyond; i < k. */
   void (*transpose_f32)(const float *w, ptrdiff_t row_stride, int n_columns, int k, float *panel);
+
+  /* One group of an I8 or I4 panel from w[CLB_GROUP][CLB_PANEL]. */
+  void (*pack_group)(clb_dtype dtype, const float *w, float base, uint8_t *to);
 
   /* h[r][16 p + j] from t: gated, t holds panels gate, up, gate, up, ... and n_panels is even; else t is the gate. */
   void (*activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,

@@ -142,7 +142,7 @@ static inline void vf_load_i4(const char *codes, vf scale[2], vf zero[2]) {
   for (int v = 0; v < 2; v++) {
     __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + 8 * v)));
     __m256i z = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + 16 + 8 * v)));
-    scale[v] = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(code, 18), _mm256_set1_epi32((127 - 7) << 23)));
+    scale[v] = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(code, 19), _mm256_set1_epi32((127 - 15) << 23)));
     zero[v] = _mm256_mul_ps(_mm256_cvtepi32_ps(z), _mm256_set1_ps(-0.0625f));
   }
 }

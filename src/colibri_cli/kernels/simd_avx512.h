@@ -122,6 +122,6 @@ static inline void unpack_u4(const char *w, char *to) {
 static inline void vf_load_i4(const char *codes, vf scale[1], vf zero[1]) {
   __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
   __m512i z = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes + 1));
-  scale[0] = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(code, 18), _mm512_set1_epi32((127 - 7) << 23)));
+  scale[0] = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(code, 19), _mm512_set1_epi32((127 - 15) << 23)));
   zero[0] = _mm512_mul_ps(_mm512_cvtepi32_ps(z), _mm512_set1_ps(-0.0625f));
 }

@@ -178,10 +178,10 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
 
 def test_a_folder_in_memory_counts_as_memory(tmp_path):
     mounts = tmp_path / "mounts"
-    mounts.write_text("/dev/vda / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nnone /with\\040space ramfs rw 0 0\n")
-    assert room._is_memory(Path("/dev/shm/x"), mounts)  # noqa: S108  # a mount point, not a file of ours
+    mounts.write_text("/dev/vda / ext4 rw 0 0\ntmpfs /memory tmpfs rw 0 0\nnone /with\\040space ramfs rw 0 0\n")
+    assert room._is_memory(Path("/memory/x"), mounts)
     assert room._is_memory(Path("/with space"), mounts)
-    assert not room._is_memory(Path("/dev/shmem"), mounts)
+    assert not room._is_memory(Path("/memories"), mounts)
     assert not room._is_memory(tmp_path, tmp_path / "none")
     request = Request.parse(shapes=["olmoe"])
     whole = room._memory(request, request.shapes[0], file_counts=True)
@@ -302,7 +302,7 @@ class Script:
 class Judge:
     """Right answers that are known beforehand."""
 
-    def error(self, n_tokens, found):
+    def error(self, _, found):
         return found
 
 
@@ -392,7 +392,9 @@ def test_turns_are_spread_evenly(mine, of):
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(fake_peer.__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(fake_peer.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    )
     workers = []
 
     def start(kind, folder):
@@ -455,7 +457,9 @@ def test_a_worker_that_hangs_is_ended(started, weights_folder):
 @pytest.fixture
 def small(monkeypatch):
     """A tiny shape, little memory to stream, and a fake peer in PyTorch's place."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(fake_peer.__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(fake_peer.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    )
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setattr(machine, "bytes_beyond_caches", lambda _: 1 << 20)
     monkeypatch.setitem(MODULES, "torch", "fake_peer")
@@ -503,7 +507,7 @@ def test_a_whole_run_with_every_kind_of_peer(small, tmp_path):
 def test_a_run_that_is_interrupted_leaves_nothing(small, tmp_path):
     small.setattr("tempfile.tempdir", str(tmp_path))
 
-    def steps(total, _):
+    def steps(*_):
         yield 0
         raise KeyboardInterrupt
 
@@ -519,10 +523,10 @@ def arm(name: str, ns: float | None, ratio: float | None = None, **rest) -> ArmR
     peer = name.split()[0]
     if ns is None:
         return ArmResult(name, peer, peer == "colibri", **{"status": "not run", "reason": "none", **rest})
-    return ArmResult(
-        name, peer, peer == "colibri", "timed", None, 1e-7, 1e-8, 3, 300, ns, ns * 0.99, ns * 1.02, ns * 2, 10.0, 5.0, 0.5,
-        0.25, ratio,
-    )  # fmt: skip
+    times = {"p50_ns": ns, "low_ns": ns * 0.99, "high_ns": ns * 1.02, "p99_ns": ns * 2}
+    figures = {"error": 1e-7, "rms_error": 1e-8, "n_rounds": 3, "n_samples": 300, "gflops": 10.0, "gb_s": 5.0}
+    shares = {"of_peak": 0.5, "of_read": 0.25, "ratio": ratio}
+    return ArmResult(name, peer, peer == "colibri", "timed", **times, **figures, **shares)
 
 
 def contest(*ratios: tuple[str, float | None]) -> Contest:

@@ -6,7 +6,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 SENTENCE := "Colibri sends every word to two of eight experts."
 SOURCES := $(shell find src models scripts meson.build meson.options pyproject.toml -type f -not -path '*/__pycache__/*')
 
-.PHONY: run test test-arm bench debug release lint clean
+.PHONY: run test test-arm bench benchmarks-page debug release lint clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/wheel
@@ -25,6 +25,10 @@ test-arm: $(VENV)/tools
 
 bench: $(VENV)/wheel
 	$(BIN)/colibri bench
+
+# docs/benchmarks.md, from the run in docs/benchmarks/results.json.
+benchmarks-page: $(VENV)/wheel
+	$(BIN)/python scripts/benchmarks_page.py
 
 # Bounds checks in Cython, ASan and UBSan in C, in an environment of its own; then the kernels' tests on it.
 debug: build/debug/installed

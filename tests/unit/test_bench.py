@@ -14,7 +14,7 @@ from reference import Classifier, Ffns, integers, numbers, route
 
 from colibri_cli import Experts, InvalidInput, Model, Router, UsageError, _core
 from colibri_cli.bench import case as timing
-from colibri_cli.bench import comparison, installation, machine, oracle, report, runner
+from colibri_cli.bench import clock, comparison, installation, machine, oracle, report, runner
 from colibri_cli.bench import measure as measuring
 from colibri_cli.bench.case import Arm, Case
 from colibri_cli.bench.measure import Plan, measure
@@ -44,18 +44,18 @@ def test_the_cores_clock_is_taken_off_and_calls_are_counted(monkeypatch):
 
 
 def test_pythons_clock_is_taken_off(monkeypatch):
-    monkeypatch.setattr(timing, "python_clock_ns", lambda: 1e12)
-    assert timing.from_python(lambda: None)(5).tolist() == [0] * 5
+    monkeypatch.setattr(clock, "python_clock_ns", lambda: 1e12)
+    assert clock.from_python(lambda: None)(5).tolist() == [0] * 5
 
 
 def test_the_collector_waits_and_comes_back():
     seen = []
-    timing.from_python(lambda: seen.append(gc.isenabled()))(3)
+    clock.from_python(lambda: seen.append(gc.isenabled()))(3)
     assert seen == [False] * 3
     assert gc.isenabled()
     gc.disable()
     try:
-        timing.from_python(lambda: None)(1)
+        clock.from_python(lambda: None)(1)
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -66,7 +66,7 @@ def test_the_clock_is_read_as_often_as_asked():
     _core.time_clock(ns)
     assert (ns >= 0).all()
     assert 0 < ns.sum() < 1e10
-    assert timing.python_clock_ns() > 0
+    assert clock.python_clock_ns() > 0
 
 
 # ---------------------------------------------------------------- measuring
@@ -468,7 +468,7 @@ def test_the_text_shows_what_the_json_holds(measured):
     ],
 )
 def test_times_have_three_digits(ns, expected):
-    assert report._time(ns) == expected
+    assert report.duration(ns) == expected
 
 
 # ---------------------------------------------------------------- comparing

@@ -68,7 +68,12 @@ def test_imports_only_what_the_rule_allows(path):
 
 @pytest.mark.parametrize(
     ("library", "home"),
-    [("typer", "cli"), ("rich", "report.py"), ("sentencepiece", "tokenizer.py"), ("torch", "bench")],
+    [
+        ("typer", "cli"),
+        ("rich", "report.py"),
+        ("sentencepiece", "tokenizer.py"),
+        *((name, "bench") for name in ("torch", "transformers", "onnx", "onnxruntime", "ggml", "matplotlib")),
+    ],
 )
 def test_a_library_has_one_home(library, home):
     users = set()

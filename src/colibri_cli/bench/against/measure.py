@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from colibri_cli.bench.shapes import Shape
 
 _FEWEST_ROUNDS = 3
+_LOOK_EVERY = 2  # rounds, at what the machine can do
 _MOST_SAMPLES = 2_000  # of an arm in one round
 _PATIENCE = 60.0  # seconds for an answer, and more for large work:
 _SLOWEST = 5e7  # operations a second, which no arm is slower than
@@ -35,9 +36,9 @@ class Plan:
     Attributes
     ----------
     rounds : int
-        Turns of each arm; fewer, but 3 at least, of one too slow for the time.
+        Turns of an arm.
     seconds : float
-        For each arm of a cell.
+        For each arm of a cell; one too slow for that has twice as long, in fewer turns, but in 3 at least.
     """
 
     rounds: int
@@ -162,7 +163,8 @@ def measure(racers: Sequence[Racer], work: Work, answers: Answers, look: Callabl
                 times = arm.racer.ask(work.patience * arm.n_calls, "sample", arm.n_calls)
                 if times is not None:
                     arm.rounds[i] = times
-        limit = limit.or_better(look(work.threads))
+        if i % _LOOK_EVERY == 0 or i == n_rounds - 1:
+            limit = limit.or_better(look(work.threads))
     ours = next((arm for arm in turns if arm.racer.entrant.ours and arm.racer.worker is not None), None)
     arms = [arm if isinstance(arm, ArmResult) else _result(arm, work, limit, ours) for arm in entered]
     return Cell(work.shape, work.dtype, work.n_tokens, work.threads, work.active_experts, limit, arms)
@@ -178,7 +180,7 @@ def _enter(racer: Racer, work: Work, answers: Answers, plan: Plan) -> Turns | Ar
     if not error.excusable(work.dtype):
         off = f"off by {error.rms:.2g} (root mean square), {error.largest:.2g} at most"
         return racer.out("wrong", f"its outputs are {off}", error)
-    n_rounds = max(_FEWEST_ROUNDS, min(int(plan.seconds / seconds), plan.rounds))
+    n_rounds = max(_FEWEST_ROUNDS, min(int(2 * plan.seconds / seconds), plan.rounds))
     n_calls = max(1, min(int(plan.seconds / plan.rounds / seconds), _MOST_SAMPLES))
     return Turns(racer, error, n_rounds, n_calls)
 

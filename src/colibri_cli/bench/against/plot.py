@@ -54,6 +54,7 @@ def write_plot(run: Contest, path: Path) -> None:
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     threads = sorted({cell.threads for cell in run.cells})
     names = list(dict.fromkeys(arm.name for cell in run.cells for arm in cell.arms if arm.status == "timed"))
@@ -66,6 +67,10 @@ def write_plot(run: Contest, path: Path) -> None:
             cells = [cell for cell in run.cells if cell.threads == n]
             _draw_roofline(roof, cells, colours, f"{n} thread{'s' * (n != 1)}")
             _draw_bars(bars, cells, colours)
+        dtypes = dict.fromkeys(cell.dtype for cell in run.cells)
+        keys = [Line2D([], [], marker="o", linestyle="", color=colour, label=name) for name, colour in colours.items()]
+        keys += [Line2D([], [], marker=_MARKERS[t], linestyle="", color="white", mec="black", label=t) for t in dtypes]
+        figure.legend(handles=keys, loc="outside lower center", ncols=-(-len(keys) // 2), frameon=False)
         figure.suptitle(f"Colibri against {', '.join(run.against) or 'nobody'}: {run.environment['cpu']}")
         data = io.BytesIO()
         ending = path.suffix.lower().removeprefix(".")
@@ -97,11 +102,6 @@ def _draw_roofline(axes: Any, cells: list[Cell], colours: dict[str, str], title:
     axes.set(xscale="log", yscale="log", xlabel="operations a byte of weights", ylabel="GFLOP/s", title=title)
     axes.text(high, peak, f"{peak:.0f} GFLOP/s", ha="right", va="bottom")
     axes.text(low, read * low, f" {read:.0f} GB/s", ha="left", va="bottom")
-    for name, colour in colours.items():
-        axes.plot([], [], "o", color=colour, label=name)
-    for dtype in dict.fromkeys(cell.dtype for cell in cells):
-        axes.plot([], [], _MARKERS[dtype], color="white", mec="black", label=dtype)
-    axes.legend(frameon=False, fontsize=7, loc="lower right")
 
 
 def _draw_bars(axes: Any, cells: list[Cell], colours: dict[str, str]) -> None:
@@ -113,4 +113,6 @@ def _draw_bars(axes: Any, cells: list[Cell], colours: dict[str, str]) -> None:
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(range(len(contested)), [cell.case for cell in contested], rotation=90, fontsize=6)
     axes.set(yscale="log", ylabel="best rival's time by Colibri's", title="ahead, in the colour of the best rival")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.margins(x=0.01)

@@ -79,7 +79,7 @@ class Request:
             An option names what there is not, or a peer is not installed.
         """
         rivals = [name for name in MODULES if name != OURS]
-        names = _each(",".join(shapes) or None, "--shape", SHAPES, DEFAULT_SHAPES, str)
+        names = _each(",".join(shapes) if shapes else None, "--shape", SHAPES, DEFAULT_SHAPES, str)
         chosen = [SHAPES[name] for name in names]
         request = cls(
             shapes=tuple(shape if experts is None else shape.shrunk(experts) for shape in chosen),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from colibri_cli.bench.against.request import Request
     from colibri_cli.bench.shapes import Shape
+
+_log = logging.getLogger(__name__)
 
 _FULL, _QUICK = Plan(rounds=7, seconds=1.0), Plan(rounds=3, seconds=0.1)
 _START = 120.0  # seconds to import a peer and take the weights, and
@@ -74,9 +77,11 @@ def contest(
 def _cells(request: Request, folder: Path, limits: Limits, plan: Plan, versions: dict[str, str]) -> Iterator[Cell]:
     """Measure a cell at a time; a shape's weights lie in the folder while its cells last."""
     for shape in request.shapes:
+        begun = perf_counter()
         write_weights(folder, shape)
         batch = tokens(shape, max(request.tokens))
         answers = Answers(shape, map_weights(folder, shape), batch, request.tokens)
+        _log.debug("%s: weights and right answers made in %.0f seconds", shape.name, perf_counter() - begun)
         for dtype in request.dtypes:
             with _racers(request, shape, dtype, folder, versions) as racers:
                 for threads in request.threads:
@@ -98,7 +103,7 @@ def _racers(
     request: Request, shape: Shape, dtype: str, folder: Path, versions: dict[str, str]
 ) -> Iterator[list[Racer]]:
     """Start the arms of a weight type, let them take the weights side by side, and end them."""
-    racers = []
+    racers, begun = [], perf_counter()
     with ExitStack() as stack:
         for entrant in request.entrants(dtype):
             refusal = entrant.kind.refusal(shape)
@@ -113,4 +118,5 @@ def _racers(
             racers[-1].tell("load", module, entrant.kind, shape, folder, n_tokens, own)
         for racer in racers:
             versions.update(racer.hear(_START + shape.n_weights / _PACKED) or {})
+        _log.debug("%s, %s: weights taken in %.0f seconds", shape.name, dtype, perf_counter() - begun)
         yield racers

@@ -15,26 +15,27 @@ static inline float float_of(uint32_t bits) {
   return x;
 }
 
-/* Column j's bfloat16 number k of 3: the one nearest to largest / 127, and its neighbours. */
+/* The bfloat16 nearest to largest / 127, or number k above it. */
 static float i8_scale(float largest, int k) {
   uint32_t bits;
   largest /= 127.0f;
   memcpy(&bits, &largest, sizeof bits);
-  return float_of(((bits + 0x7fff + (bits >> 16 & 1)) >> 16 << 16) + (uint32_t)k * 0x10000 - 0x10000);
+  return float_of(((bits + 0x7fff + (bits >> 16 & 1)) >> 16 << 16) + ((uint32_t)k << 16));
 }
 
 static vf i8_of(const float *w, vf inverse) { return clamped(vf_round(vf_mul(vf_load(w), inverse)), -127.0f, 127.0f); }
 
 static void pack_i8(const float *w, uint8_t *to) {
-  float sizes[CLB_PANEL], scales[3][CLB_PANEL], chosen[CLB_PANEL];
+  enum { SCALES = 8 };
+  float sizes[CLB_PANEL], scales[CLB_PANEL], chosen[CLB_PANEL];
   int32_t q[CLB_GROUP][CLB_PANEL];
   for (int j = 0; j < CLB_PANEL; j += LANES) {
     vf largest = vf_set1(0.0f), least = vf_set1(INFINITY), scale = vf_set1(0.0f);
     for (int i = 0; i < CLB_GROUP; i++) largest = vf_max(vf_abs(vf_load(w + i * CLB_PANEL + j)), largest);
     vf_store(sizes + j, largest);
-    for (int k = 0; k < 3; k++) {
-      for (int l = j; l < j + LANES; l++) scales[k][l] = i8_scale(sizes[l], k);
-      vf trial = vf_load(scales[k] + j), inverse = vf_div(vf_set1(1.0f), trial), error = vf_set1(0.0f);
+    for (int k = 0; k < SCALES; k++) {
+      for (int l = j; l < j + LANES; l++) scales[l] = i8_scale(sizes[l], k);
+      vf trial = vf_load(scales + j), inverse = vf_div(vf_set1(1.0f), trial), error = vf_set1(0.0f);
       for (int i = 0; i < CLB_GROUP; i++) {
         const float *x = w + i * CLB_PANEL + j;
         vf d = vf_sub(vf_mul(vf_load(x), inverse), i8_of(x, inverse));

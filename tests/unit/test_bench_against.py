@@ -391,10 +391,7 @@ def test_turns_are_spread_evenly(mine, of):
 
 
 @pytest.fixture
-def started(monkeypatch, tmp_path):
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(fake_peer.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    )
+def started(tmp_path):
     workers = []
 
     def start(kind, folder):
@@ -457,9 +454,6 @@ def test_a_worker_that_hangs_is_ended(started, weights_folder):
 @pytest.fixture
 def small(monkeypatch):
     """A tiny shape, little memory to stream, and a fake peer in PyTorch's place."""
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(fake_peer.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    )
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setattr(machine, "bytes_beyond_caches", lambda _: 1 << 20)
     monkeypatch.setitem(MODULES, "torch", "fake_peer")

@@ -351,6 +351,13 @@ def test_few_samples_have_no_p99():
     assert (arm.n_samples, arm.p99_ns) == (3, None)
 
 
+def test_calls_too_quick_for_the_clock_are_no_error():
+    arms = [racer(name, Script((RIGHT, 0.0), count(0.0, 0), [])) for name in ("colibri", "ggml")]
+    cell = cell_of(*arms, plan=Plan(3, 0.1))
+    assert [arm.p50_ns for arm in cell.arms] == [1, 1]
+    assert cell.arms[1].n_samples == 3 * 2_000
+
+
 def test_a_wrong_answer_is_told_and_not_timed():
     log = []
     wrong = racer("ggml", Script((Error(float("nan"), 0.5), 1e-3), count(1.0), log))
@@ -391,10 +398,7 @@ def test_turns_are_spread_evenly(mine, of):
 
 
 @pytest.fixture
-def started(monkeypatch, tmp_path):
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(fake_peer.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    )
+def started(tmp_path):
     workers = []
 
     def start(kind, folder):
@@ -457,9 +461,6 @@ def test_a_worker_that_hangs_is_ended(started, weights_folder):
 @pytest.fixture
 def small(monkeypatch):
     """A tiny shape, little memory to stream, and a fake peer in PyTorch's place."""
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(fake_peer.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    )
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setattr(machine, "bytes_beyond_caches", lambda _: 1 << 20)
     monkeypatch.setitem(MODULES, "torch", "fake_peer")

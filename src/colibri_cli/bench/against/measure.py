@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _FEWEST_ROUNDS = 3
 _LOOK_EVERY = 2  # rounds, at what the machine can do
 _MOST_SAMPLES = 2_000  # of an arm in one round
+_QUICKEST = 1e-9  # seconds of a call, which the clock's own cost may eat
 _PATIENCE = 60.0  # seconds for an answer, and more for large work:
 _SLOWEST = 5e7  # operations a second, which no arm is slower than
 
@@ -175,7 +176,7 @@ def _enter(racer: Racer, work: Work, answers: Answers, plan: Plan) -> Turns | Ar
     answer = racer.ask(work.patience, "answer", work.n_tokens)
     if racer.worker is None:
         return racer.absent(work)
-    found, seconds = answer
+    found, seconds = answer[0], max(answer[1], _QUICKEST)
     error = answers.error(work.n_tokens, found)
     if not error.excusable(work.dtype):
         off = f"off by {error.rms:.2g} (root mean square), {error.largest:.2g} at most"
@@ -190,7 +191,7 @@ def _result(arm: Turns, work: Work, limit: Limit, ours: Turns | None) -> ArmResu
     if arm.racer.worker is None:
         return arm.racer.absent(work)
     times, medians = np.concatenate(list(arm.rounds.values())), arm.medians()
-    low, p50, high = np.percentile(list(medians.values()), [25, 50, 75])
+    low, p50, high = np.maximum(np.percentile(list(medians.values()), [25, 50, 75]), _QUICKEST * 1e9)
     gflops = work.flops / p50
     gb_s = entrant.kind.n_bytes(work.active_experts * work.shape.expert_weights) / p50
     return ArmResult(
@@ -217,4 +218,4 @@ def _result(arm: Turns, work: Work, limit: Limit, ours: Turns | None) -> ArmResu
 def _ratio(rival: dict[int, float], ours: dict[int, float]) -> float:
     """Time by Colibri's: the median over the rounds that both took part in."""
     both = rival.keys() & ours.keys()
-    return float(np.median([rival[i] / max(ours[i], 1.0) for i in both]))
+    return float(np.median([rival[i] / max(ours[i], _QUICKEST * 1e9) for i in both]))

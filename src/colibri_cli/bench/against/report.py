@@ -114,7 +114,7 @@ def _summary(run: Contest, *, terminal: bool) -> str:
         for cell in behind
         if cell.best_rival is not None
     ]
-    return f"{text}Behind in {len(behind)} cells:\n{''.join(lines)}"
+    return f"{text}Behind in {len(behind)} cell{'s' * (len(behind) != 1)}:\n{''.join(lines)}"
 
 
 def _where(run: Contest) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -31,10 +32,12 @@ class Worker:
     def __init__(self, folder: Path) -> None:
         self._errors = folder / "stderr.txt"
         self._connection, theirs = Pipe()
-        command = [sys.executable, "-m", f"{__package__}.worker", str(theirs.fileno())]
+        # It imports from where this process does, and not from the folder that it happens to be started in.
+        command = [sys.executable, "-P", "-m", f"{__package__}.worker", str(theirs.fileno())]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter, and a module of this package
-                command, stdin=subprocess.DEVNULL, stderr=errors, pass_fds=[theirs.fileno()]
+                command, stdin=subprocess.DEVNULL, stderr=errors, pass_fds=[theirs.fileno()], env=environment
             )
         theirs.close()
 

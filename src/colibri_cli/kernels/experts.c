@@ -8,8 +8,8 @@
 #include "kernels.h"
 
 enum {
-  WORK_PER_TASK = 1 << 18, /* multiply-adds: about 5 us, against about 1 us to hand a task over */
-  ALONE = 1 << 21,         /* multiply-adds that one thread finishes before another could be of much help */
+  WORK_PER_TASK = 1 << 16, /* multiply-adds: about 1 us */
+  ALONE = 1 << 18,         /* multiply-adds that one thread finishes before another could be of much help */
   TASKS_PER_THREAD = 8     /* enough to even out threads that are not equally fast */
 };
 
@@ -152,9 +152,10 @@ static char *states_of(const clb_experts_job *job, int begin, int expert) {
 typedef struct {
   const clb_kernels *k;
   const clb_experts_job *job;
-  int begin, end;       /* experts */
-  int n_parts;          /* blocks of panels that one projection is split into */
-  int16_t *active;      /* experts with slots, for the up projection */
+  int begin, end;  /* experts */
+  int n_parts;     /* blocks of panels that one projection is split into */
+  int16_t *active; /* [n_active]: experts with slots, for the up projection */
+  int n_active;
   size_t unpacked_each; /* floats of scratch for one thread */
 } split;
 
@@ -167,7 +168,8 @@ static int part_start(int n_panels, int i, int n) {
 
 static void up_task(void *arg, int index, int worker) {
   const split *s = arg;
-  int expert = s->active[index / s->n_parts], part = index % s->n_parts;
+  /* By part, then by expert: whichever experts are active, a thread meets the same parts of them. */
+  int expert = s->active[index % s->n_active], part = index / s->n_active;
   int n_panels = (int)clb_up_panels(s->job->shape);
   project_up(s->k, s->job, expert, part_start(n_panels, part, s->n_parts), part_start(n_panels, part + 1, s->n_parts),
              states_of(s->job, s->begin, expert), s->job->unpacked + worker * s->unpacked_each);
@@ -228,7 +230,8 @@ void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin
   int n_active = 0;
   for (int e = begin; e < end; e++)
     if (job->offsets[e + 1] > job->offsets[e]) active[n_active++] = (int16_t)e;
-  split s = {k, job, begin, end, parts_for(up_work, n_up, n_active, n_threads), active, clb_unpacked_floats(shape)};
+  split s = {
+      k, job, begin, end, parts_for(up_work, n_up, n_active, n_threads), active, n_active, clb_unpacked_floats(shape)};
   clb_pool_run(up_task, &s, n_active * s.n_parts, n_threads);
   s.n_parts = parts_for(down_work, n_down, 1, n_threads);
   clb_pool_run(down_task, &s, s.n_parts, n_threads);

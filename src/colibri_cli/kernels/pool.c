@@ -1,9 +1,11 @@
 /* The thread pool: one a process, shared by every engine in it.
  *
  * A call posts its job and works on it itself; idle threads join the job with the fewest of them, up to the call's own
- * width, so concurrent callers share the pool evenly and none waits for another to finish. A thread that runs out of
- * work looks for more during SPIN_ROUNDS (10 to 20 us), which is when the next phase of a layer arrives, and then
- * sleeps: an idle pool costs nothing. */
+ * width, so concurrent callers share the pool evenly and none waits for another to finish. Tasks lie in as many shares
+ * as the call is wide: a thread empties its own first, so that call after call it meets the same weights, in its own
+ * cache and on its own node, and then helps the others. A thread that runs out of work looks for more during
+ * SPIN_ROUNDS (10 to 20 us), which is when the next phase of a layer arrives, and then sleeps: an idle pool costs
+ * nothing. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -19,13 +21,18 @@
 
 enum { MAX_THREADS = 256, SPIN_ROUNDS = 500, STACK_BYTES = 1 << 20 };
 
+typedef struct {
+  _Alignas(64) atomic_int next; /* the next task to take */
+  int end;
+} share;
+
 typedef struct job {
   clb_task task;
   void *arg;
-  int n_tasks, max_helpers;
-  int n_joined;         /* under lock */
+  share *shares; /* [n_shares] */
+  int n_shares;
+  int n_joined;         /* under lock: helpers, fewer than n_shares */
   atomic_int n_working; /* helpers now inside the job; falls under lock */
-  atomic_int next;      /* the next task to take */
   struct job *link;
 } job;
 
@@ -36,24 +43,30 @@ static int n_threads;        /* under lock: threads besides the callers */
 static int n_sleeping;       /* under lock */
 static atomic_uint n_posted; /* jobs ever posted: what a spinning thread watches */
 
-static void work(job *j, int worker) {
-  int index;
-  while ((index = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed)) < j->n_tasks)
-    j->task(j->arg, index, worker);
+static void work(job *j, int worker, int home) {
+  for (int i = 0; i < j->n_shares; i++) {
+    share *from = &j->shares[(home + i) % j->n_shares];
+    int index;
+    while ((index = atomic_fetch_add_explicit(&from->next, 1, memory_order_relaxed)) < from->end)
+      j->task(j->arg, index, worker);
+  }
+}
+
+static int has_tasks(const job *j) {
+  for (int i = 0; i < j->n_shares; i++)
+    if (atomic_load_explicit(&j->shares[i].next, memory_order_relaxed) < j->shares[i].end) return 1;
+  return 0;
 }
 
 /* The open job with the fewest helpers; NULL: none can use one more. Under lock. */
 static job *find(void) {
   job *best = NULL;
   for (job *j = jobs; j; j = j->link)
-    if (j->n_joined < j->max_helpers && atomic_load_explicit(&j->next, memory_order_relaxed) < j->n_tasks &&
-        (!best || j->n_joined < best->n_joined))
-      best = j;
+    if (j->n_joined + 1 < j->n_shares && (!best || j->n_joined < best->n_joined) && has_tasks(j)) best = j;
   return best;
 }
 
-static void *thread_main(void *unused) {
-  (void)unused;
+static void *thread_main(void *home) { /* 1, 2, ...; callers have 0 */
   clb_float_mode();
   pthread_mutex_lock(&lock);
   for (;;) {
@@ -72,7 +85,7 @@ static void *thread_main(void *unused) {
     int worker = ++j->n_joined;
     atomic_fetch_add_explicit(&j->n_working, 1, memory_order_relaxed);
     pthread_mutex_unlock(&lock);
-    work(j, worker);
+    work(j, worker, (int)(intptr_t)home);
     pthread_mutex_lock(&lock);
     /* After this the job may be gone: it lives on its caller's stack. */
     if (atomic_fetch_sub_explicit(&j->n_working, 1, memory_order_release) == 1) pthread_cond_broadcast(&left);
@@ -108,7 +121,9 @@ void clb_pool_reserve(int wanted) {
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     pthread_t thread;
     /* A system that gives no more threads leaves the work to those there are; the answer is the same. */
-    while (n_threads < wanted - 1 && pthread_create(&thread, &attributes, thread_main, NULL) == 0) n_threads++;
+    while (n_threads < wanted - 1 &&
+           pthread_create(&thread, &attributes, thread_main, (void *)(intptr_t)(n_threads + 1)) == 0)
+      n_threads++;
     pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
   }
@@ -117,11 +132,17 @@ void clb_pool_reserve(int wanted) {
 
 void clb_pool_run(clb_task task, void *arg, int n_tasks, int max_threads) {
   if (max_threads > n_tasks) max_threads = n_tasks;
+  if (max_threads > MAX_THREADS) max_threads = MAX_THREADS;
   if (max_threads <= 1) {
     for (int i = 0; i < n_tasks; i++) task(arg, i, 0);
     return;
   }
-  job j = {.task = task, .arg = arg, .n_tasks = n_tasks, .max_helpers = max_threads - 1};
+  share shares[MAX_THREADS];
+  for (int64_t i = 0; i < max_threads; i++) {
+    atomic_init(&shares[i].next, (int)(n_tasks * i / max_threads));
+    shares[i].end = (int)(n_tasks * (i + 1) / max_threads);
+  }
+  job j = {.task = task, .arg = arg, .shares = shares, .n_shares = max_threads};
   pthread_mutex_lock(&lock);
   if (n_threads == 0) { /* in a forked child */
     pthread_mutex_unlock(&lock);
@@ -130,10 +151,10 @@ void clb_pool_run(clb_task task, void *arg, int n_tasks, int max_threads) {
   }
   j.link = jobs, jobs = &j;
   atomic_fetch_add_explicit(&n_posted, 1, memory_order_relaxed);
-  for (int i = 0; i < j.max_helpers && i < n_sleeping; i++) pthread_cond_signal(&posted);
+  for (int i = 1; i < max_threads && i <= n_sleeping; i++) pthread_cond_signal(&posted);
   pthread_mutex_unlock(&lock);
 
-  work(&j, 0);
+  work(&j, 0, 0);
 
   pthread_mutex_lock(&lock);
   job **link = &jobs;

@@ -16,12 +16,12 @@
 #include <stdint.h>
 
 enum {
-  CLB_PANEL = 16,          /* output columns in a panel */
-  CLB_ROW_BLOCK = 96,      /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
-  CLB_STREAM_AHEAD = 8192, /* bytes by which a pass over weights asks for them ahead */
-  CLB_UNIT = 4,            /* panels that one row streams at once: enough chains to hide the FMA's latency */
-  CLB_MAX_EXPERTS = 1024,  /* bounds the stack of the gate */
-  CLB_MAX_SEGMENTS = 64    /* inputs that one chain may be made of */
+  CLB_PANEL = 16,           /* output columns in a panel */
+  CLB_ROW_BLOCK = 96,       /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
+  CLB_STREAM_AHEAD = 16384, /* bytes by which a pass over weights asks for them ahead */
+  CLB_UNIT = 4,             /* panels that one row streams at once: enough chains to hide the FMA's latency */
+  CLB_MAX_EXPERTS = 1024,   /* bounds the stack of the gate */
+  CLB_MAX_SEGMENTS = 64     /* inputs that one chain may be made of */
 };
 
 typedef enum { CLB_RELU, CLB_RELU2, CLB_SILU, CLB_GELU, CLB_GELU_TANH } clb_activation;

@@ -64,27 +64,30 @@ static inline __attribute__((always_inline)) void tiles(clb_dtype dtype, const c
     int left = n_rows - row;
     /* 7 to 11 rows go as two even halves: 4 + 4 keeps more chains in flight than 6 + 2. */
     n = left >= 2 * most ? most : left > most ? (left + 1) / 2 : left;
-    ptrdiff_t ahead = n < left ? 0 : n_rows <= most ? CLB_STREAM_AHEAD : n_panels * b->panel_stride;
+    /* The hardware's prefetcher serves one row, and few rows of float32, better alone. */
+    int streams = n_panels == 1 || n_rows > (dtype == CLB_BF16 ? 1 : 4);
+    ptrdiff_t ahead = n < left ? 0 : n_rows > most ? n_panels * b->panel_stride : streams ? CLB_STREAM_AHEAD : 0;
     if (most >= 6 && n == 6) tile(dtype, a, row, 6, b, panel, n_panels, ahead, init, c, ldc);
     else if (most >= 6 && n == 5) tile(dtype, a, row, 5, b, panel, n_panels, ahead, init, c, ldc);
     else if (most >= 6 && n == 4) tile(dtype, a, row, 4, b, panel, n_panels, ahead, init, c, ldc);
     else if (most >= 3 && n == 3) tile(dtype, a, row, 3, b, panel, n_panels, ahead, init, c, ldc);
-    else if (most >= 3 && n == 2) tile(dtype, a, row, 2, b, panel, n_panels, ahead, init, c, ldc);
+    else if (most >= 2 && n == 2) tile(dtype, a, row, 2, b, panel, n_panels, ahead, init, c, ldc);
     else tile(dtype, a, row, n = 1, b, panel, n_panels, ahead, init, c, ldc);
   }
 }
 
 /* An FMA's latency of 4 cycles and two of them a cycle want 8 accumulators of 8 lanes: one row has them in CLB_UNIT
- * panels, more in one or two. */
+ * panels, more in one or two. Three rows of two widened panels would be a register too many. */
 static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const clb_input *a, int n_rows,
                                                          const clb_panels *b, int n_panels, const float *init, float *c,
                                                          ptrdiff_t ldc) {
   int panel = 0;
 #if PAIR_TILE > 0
+  const int pair = dtype == CLB_BF16 && PAIR_TILE == 3 ? 2 : PAIR_TILE;
   if (n_rows == 1)
     for (; panel + CLB_UNIT <= n_panels; panel += CLB_UNIT) tiles(dtype, a, 1, b, panel, CLB_UNIT, 1, init, c, ldc);
-  if (n_rows <= PAIR_TILE || PAIR_TILE > SINGLE_TILE)
-    for (; panel + 2 <= n_panels; panel += 2) tiles(dtype, a, n_rows, b, panel, 2, PAIR_TILE, init, c, ldc);
+  if (n_rows <= pair || pair > SINGLE_TILE)
+    for (; panel + 2 <= n_panels; panel += 2) tiles(dtype, a, n_rows, b, panel, 2, pair, init, c, ldc);
 #endif
   for (; panel < n_panels; panel++) tiles(dtype, a, n_rows, b, panel, 1, SINGLE_TILE, init, c, ldc);
 }

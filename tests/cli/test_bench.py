@@ -32,7 +32,7 @@ def test_everything_quickly():
     assert (done.returncode, done.stderr) == (0, b"")
     found = document(done.stdout)
     assert [case["name"] for case in found["cases"]] == [
-        *("routing-512", "routing-1", "softmax", "dispatch", "expert-call-0", "expert-call-1"),
+        *("routing-512", "routing-1", "softmax", "dispatch", "expert-call-0", "expert-call-1", "python-call-1"),
         *("layer-1", "layer-16", "layer-512", "model-16", "model-512"),
     ]
     arms = {(case["name"], arm["name"]): arm for case in found["cases"] for arm in case["arms"]}

@@ -187,6 +187,21 @@ def _expert_call(n_rows: int, _: int) -> Case:
     return Case(f"expert-call-{n_rows}", about, n_rows, arms)
 
 
+def _python_call(_: int) -> Case:
+    """Call ``Experts.run`` where there is next to nothing to compute: what is left is the call."""
+    size, n_tokens = 8, 1
+    gate_up, down = _numbers(2, 2 * size, size), _numbers(2, size, size)
+    layer = Experts.from_arrays(gate_up, down, threads=1)
+    hidden = _numbers(n_tokens, size)
+    ids, weights = np.ones((n_tokens, 1), np.int32), np.ones((n_tokens, 1), np.float32)
+    out = np.empty_like(hidden)
+    call = partial(layer.run, hidden, ids, weights, out)
+    right = oracle.swiglu(hidden.astype(np.float64), gate_up[1], down[1])
+    arm = Arm("colibri", from_python(call), lambda: relative_error(call(), right), _EXACT)
+    about = f"Experts.run into a given array, one token, one expert, hidden and intermediate size {size}; from Python"
+    return Case(f"python-call-{n_tokens}", about, n_tokens, [arm])
+
+
 def _layer_weights() -> tuple[_Floats, _Floats]:
     gate_up = _numbers(N_EXPERTS, 2 * INTERMEDIATE, HIDDEN) * np.float32(HIDDEN**-0.5)
     down = _numbers(N_EXPERTS, HIDDEN, INTERMEDIATE) * np.float32(INTERMEDIATE**-0.5)
@@ -278,6 +293,7 @@ CASES: dict[str, _Build] = {
     "dispatch": _dispatch,
     "expert-call-0": partial(_expert_call, 0),
     "expert-call-1": partial(_expert_call, 1),
+    "python-call-1": _python_call,
     "layer-1": partial(_layer, 1),
     "layer-16": partial(_layer, 16),
     "layer-512": partial(_layer, 512),

@@ -10,7 +10,7 @@ import typer
 from colibri_cli.cli.options import check_output, format_for
 from colibri_cli.errors import UsageError
 
-_GROUPS = "routing, softmax, dispatch, expert-call, layer, model"
+_GROUPS = "routing, softmax, dispatch, expert-call, python-call, layer, model"
 _SHAPES = "token-classifier, olmoe, qwen3-30b-a3b, mixtral-8x7b, gpt-oss-20b, deepseek-v3"
 _PEERS = "torch, onnxruntime, ggml"
 

@@ -1,4 +1,4 @@
-"""The routers of published models, as transformers computes them in float32."""
+"""The routers and shared experts of published models, as transformers computes them in float32."""
 
 import importlib
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reference import integers
 
-from colibri_cli import Router
+from colibri_cli import Experts, MoELayer, Router, SharedExpert
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -124,3 +124,63 @@ def test_routers(module, name, config, options):
     sort = np.take_along_axis
     np.testing.assert_array_equal(sort(found.expert_ids, order, 1), sort(ids.numpy(), theirs, 1))
     np.testing.assert_allclose(sort(found.expert_weights, order, 1), sort(weights.numpy(), theirs, 1), rtol=2e-6)
+
+
+def block_of(module, name, config_name, options):
+    source = importlib.import_module(f"transformers.models.{module}")
+    config = getattr(source, config_name)(hidden_size=H, num_experts_per_tok=4, norm_topk_prob=True, **options)
+    config._experts_implementation = "eager"
+    modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    block = getattr(modeling, name)(config).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for tensor in (*block.parameters(), *block.buffers()):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.2)
+    return block
+
+
+def mlp(module):
+    """A dense MLP of transformers as one expert."""
+    gate_up = torch.cat([module.gate_proj.weight, module.up_proj.weight]).detach()
+    return Experts.from_arrays(gate_up[None], module.down_proj.weight.detach()[None])
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "config_name", "config", "options"),
+    [
+        (
+            *("qwen2_moe", "Qwen2MoeSparseMoeBlock", "Qwen2MoeConfig"),
+            {"num_experts": 8, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+            QWEN,
+        ),
+        (
+            *("qwen3_next", "Qwen3NextSparseMoeBlock", "Qwen3NextConfig"),
+            {"num_experts": 8, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+            QWEN,
+        ),
+        (
+            *("deepseek_v3", "DeepseekV3MoE", "DeepseekV3Config"),
+            {"n_routed_experts": 16, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2},
+            DEEPSEEK_V3,
+        ),
+        (
+            *("glm4_moe", "Glm4MoeMoE", "Glm4MoeConfig"),
+            {"n_routed_experts": 16, "moe_intermediate_size": 24, "n_shared_experts": 2},
+            {"kind": "sigmoid-topk"},
+        ),
+    ],
+)
+def test_layers_with_a_shared_expert(module, name, config_name, config, options):
+    block = block_of(module, name, config_name, config)
+    correction = getattr(block.gate, "e_score_correction_bias", None)
+    router = Router.from_array(block.gate.weight.detach(), top_k=4, correction_bias=correction, **options)
+    experts = Experts.from_arrays(block.experts.gate_up_proj.detach(), block.experts.down_proj.detach())
+    if hasattr(block, "shared_expert"):
+        shared = SharedExpert(mlp(block.shared_expert), block.shared_expert_gate.weight.detach())
+    else:
+        shared = SharedExpert(mlp(block.shared_experts))
+    hidden = exact(3, 60, H)
+    with torch.no_grad():
+        expected = block(torch.from_numpy(hidden)[None])[0].numpy()
+    found = MoELayer(router, experts, shared=shared)(hidden)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())

@@ -202,11 +202,49 @@ def route(logits: NDArray, kind: str, top_k: int, renormalize: bool = True) -> t
     return ids, weights / weights.sum(axis=1, keepdims=True) if renormalize else weights
 
 
+def scores(logits: F64, kind: str) -> F64:
+    """What an expert's weight is made of."""
+    if "softmax" in kind:
+        return softmax(logits)
+    if "sigmoid" in kind:
+        return sigmoid(logits)
+    return np.sqrt(np.logaddexp(0, logits))
+
+
+def choices(
+    logits: NDArray,
+    kind: str,
+    correction: NDArray,
+    *,
+    n_groups: int = 1,
+    topk_groups: int = 1,
+    group_score: str = "top2",
+    masked_score: float = -math.inf,
+) -> list[list[float]]:
+    """What each token's experts are chosen by, as the models' code reads, a token after the other."""
+    found = []
+    for row in logits.astype(np.float64):
+        choice = (row if kind == "topk-sigmoid" else scores(row, kind)) + correction.astype(np.float64)
+        groups = choice.reshape(n_groups, -1).tolist()
+        worth = [sum(sorted(group)[-2:]) if group_score == "top2" else max(group) for group in groups]
+        kept = sorted(range(n_groups), key=lambda g: (-worth[g], g))[:topk_groups]
+        found.append([x if g in kept else masked_score for g, group in enumerate(groups) for x in group])
+    return found
+
+
+def score_weights(
+    logits: NDArray, kind: str, ids: I32, *, renormalize: bool = True, scale: float = 1.0, epsilon: float = 1e-20
+) -> F64:
+    """The weights of each token's experts, however they were chosen."""
+    weights = np.take_along_axis(scores(logits.astype(np.float64), kind), ids.astype(np.int64), 1)
+    return scale * (weights / (weights.sum(axis=1, keepdims=True) + epsilon) if renormalize else weights)
+
+
 class Rings:
     """The balancing rule, a line a sentence, in integers.
 
-    Every expert has a ring over the last ``window`` tokens. `choose` gives a token's experts by its logits; `push`
-    then records their routing weights.
+    Every expert has a ring over the last ``window`` tokens. `choose` gives a token's experts by its logits, or what
+    else they are chosen by (-inf: not at all); `push` then records their routing weights.
     """
 
     def __init__(self, n_experts: int, top_k: int, window: int, threshold: float, candidates: int, prefer: str) -> None:
@@ -225,13 +263,13 @@ class Rings:
 
         bar = self.threshold * sum(self.sums)  # an expert's sum times n_experts against this: no division
         calm = {e for e in self.experts if not self.sums[e] * len(self.experts) > bar}
-        ranked = sorted(self.experts, key=by_score)
+        ranked = [e for e in sorted(self.experts, key=by_score) if logits[e] > -math.inf]
         left = [e for e in ranked[: self.candidates] if e in calm]
         if len(left) >= self.top_k:
             chosen = sorted(left, key=by_load if self.prefer == "emptiest" else by_score)[: self.top_k]
         else:
             chosen = left + [e for e in ranked[self.candidates :] if e in calm]
-            chosen += sorted(set(self.experts) - set(chosen), key=by_load)
+            chosen += sorted(set(ranked) - set(chosen), key=by_load)
             chosen = chosen[: self.top_k]
         return sorted(chosen, key=by_score)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from colibri_cli.layer import MoELayer
     from colibri_cli.model import Inference, Model
     from colibri_cli.router import GumbelNoise, Router, Routing
+    from colibri_cli.shared_expert import SharedExpert
     from colibri_cli.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "Model",
     "Router",
     "Routing",
+    "SharedExpert",
     "Tokenizer",
     "UsageError",
     "__version__",
@@ -47,6 +49,7 @@ _HOME = {
     "Model": "model",
     "Router": "router",
     "Routing": "router",
+    "SharedExpert": "shared_expert",
     "Tokenizer": "tokenizer",
     "UsageError": "errors",
     "isa": "_core",

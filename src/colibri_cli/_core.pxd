@@ -12,7 +12,7 @@ cdef extern from "kernels.h" nogil:
     ctypedef enum clb_activation:
         CLB_RELU, CLB_RELU2, CLB_SILU, CLB_GELU, CLB_GELU_TANH
     ctypedef enum clb_gate_kind:
-        CLB_SOFTMAX_TOPK, CLB_TOPK_SOFTMAX
+        CLB_SOFTMAX_TOPK, CLB_TOPK_SOFTMAX, CLB_SIGMOID_TOPK, CLB_SQRTSOFTPLUS_TOPK, CLB_TOPK_SIGMOID
     ctypedef enum clb_exp_kind:
         CLB_EXACT, CLB_TAYLOR
     ctypedef enum clb_dtype:
@@ -30,6 +30,12 @@ cdef extern from "kernels.h" nogil:
         clb_gate_kind kind
         clb_exp_kind gating
         int renormalize
+        float scale
+        int by_score
+        float epsilon
+        const float *correction
+        int n_groups, top_groups, group_sums
+        float masked
 
     ctypedef struct clb_kernels:
         const char *isa
@@ -75,8 +81,8 @@ cdef extern from "kernels.h" nogil:
         double threshold
         int candidates
         int prefer_emptiest
-    void clb_balance(clb_balancer *state, const clb_gate_rule *rule, const float *logits, Py_ssize_t ldl,
-                     Py_ssize_t n_tokens, int32_t *ids, float *weights) noexcept
+    void clb_balance(const clb_kernels *k, clb_balancer *state, const clb_gate_rule *rule, const float *logits,
+                     Py_ssize_t ldl, Py_ssize_t n_tokens, int32_t *ids, float *weights) noexcept
 
     void clb_seed(uint64_t seed, uint64_t *state) noexcept
     void clb_gumbel(uint64_t *state, float temperature, float *logits, Py_ssize_t ldl, int n_experts,

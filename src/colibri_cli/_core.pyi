@@ -57,13 +57,21 @@ class Gate:
         cls,
         weight: _Floats | None,
         bias: _Floats | None,
+        correction: _Floats | None,
         n_experts: int,
         hidden_size: int,
+        threads: int,
         top_k: int,
         kind: int,
         gating: int,
         renormalize: bool,
-        threads: int,
+        scale: float,
+        by_score: bool,
+        epsilon: float,
+        n_groups: int,
+        top_groups: int,
+        group_sums: bool,
+        masked: float,
     ) -> Self: ...
     @property
     def hidden_size(self) -> int: ...

@@ -318,7 +318,13 @@ cdef int check_tokens(Py_ssize_t n, object name) except -1:
 
 # ---------------------------------------------------------------- gating
 
-GATE_KINDS = {"softmax-topk": <int>CLB_SOFTMAX_TOPK, "topk-softmax": <int>CLB_TOPK_SOFTMAX}
+GATE_KINDS = {
+    "softmax-topk": <int>CLB_SOFTMAX_TOPK,
+    "topk-softmax": <int>CLB_TOPK_SOFTMAX,
+    "sigmoid-topk": <int>CLB_SIGMOID_TOPK,
+    "sqrtsoftplus-topk": <int>CLB_SQRTSOFTPLUS_TOPK,
+    "topk-sigmoid": <int>CLB_TOPK_SIGMOID,
+}
 GATINGS = {"exact": <int>CLB_EXACT, "taylor": <int>CLB_TAYLOR}
 MAX_EXPERTS = CLB_MAX_EXPERTS
 
@@ -394,20 +400,28 @@ cdef class Gate:
     cdef readonly int hidden_size, width, threads
     cdef _Workspaces workspaces
 
-    def __cinit__(self, weight, bias, int n_experts, int hidden_size, int top_k, int kind, int gating,
-                  bint renormalize, int threads):
-        """Take a C-contiguous float32 weight ``[n_experts, hidden_size]``, or None for the built-in table."""
+    def __cinit__(self, weight, bias, correction, int n_experts, int hidden_size, int threads, int top_k, int kind,
+                  int gating, bint renormalize, float scale, bint by_score, float epsilon, int n_groups,
+                  int top_groups, bint group_sums, float masked):
+        """Take a C-contiguous float32 weight ``[n_experts, hidden_size]``, or None for the built-in table.
+
+        The biases are such too, or None. What follows top_k is clb_gate_rule's.
+        """
         cdef Py_ssize_t e, i
         cdef const float *w
         self.hidden_size, self.threads = hidden_size, threads
         self.width = (n_experts + CLB_PANEL - 1) // CLB_PANEL * CLB_PANEL
-        self.rule = clb_gate_rule(n_experts, top_k, <clb_gate_kind>kind, <clb_exp_kind>gating, renormalize)
         self.workspaces = _Workspaces()
         cdef size_t n_table = 0 if weight is None else <size_t>hidden_size * self.width
-        self.memory = new_floats(n_table + self.width)
+        self.memory = new_floats(n_table + 2 * self.width)
         cdef float *table = <float *>self.memory.data
         cdef float *padded_bias = table + n_table
+        cdef float *padded_correction = padded_bias + self.width
         self.table, self.bias = table, padded_bias
+        self.rule = clb_gate_rule(
+            n_experts, top_k, <clb_gate_kind>kind, <clb_exp_kind>gating, renormalize, scale, by_score, epsilon,
+            padded_correction, n_groups, top_groups, group_sums, masked,
+        )
         if weight is None:
             self.table = clb_builtin_router.table
         else:
@@ -417,6 +431,8 @@ cdef class Gate:
                     table[i * self.width + e] = w[e * hidden_size + i]
         if bias is not None:
             memcpy(padded_bias, contiguous(bias, n_experts * sizeof(float)), n_experts * sizeof(float))
+        if correction is not None:
+            memcpy(padded_correction, contiguous(correction, n_experts * sizeof(float)), n_experts * sizeof(float))
         clb_pool_reserve(threads)
 
     def route(self, hidden, Balance balance, int candidates, Noise noise):
@@ -472,8 +488,8 @@ cdef class Gate:
                         if bad >= 0:
                             noise.state = before
                     if bad < 0 and balance is not None:
-                        clb_balance(&balance.state, &self.rule, job.logits, self.width, job.n_tokens, job.ids,
-                                    job.weights)
+                        clb_balance(kernels, &balance.state, &self.rule, job.logits, self.width, job.n_tokens,
+                                    job.ids, job.weights)
                     if bad < 0:
                         for s in range(n_slots):
                             load[job.ids[s]] += 1

@@ -26,3 +26,22 @@ def as_array(name: str, value: object) -> npt.NDArray[Any]:
         raise InvalidInput(
             expected="an array in CPU memory", got=f"{type(value).__name__} ({error})", at=name
         ) from error
+
+
+def finite_float32(name: str, value: object, ndim: int) -> npt.NDArray[np.float32]:
+    """View ``value`` as a C-contiguous array of finite float32 numbers, with a copy only where it is not contiguous.
+
+    Raises
+    ------
+    InvalidInput
+        It is of another type or number of dimensions, or the first element that is not finite is named.
+    """
+    a = as_array(name, value)
+    if a.dtype != np.float32 or a.ndim != ndim:
+        raise InvalidInput(
+            expected=f"float32 with {ndim} dimension{'s' * (ndim > 1)}", got=f"{a.dtype} {a.shape}", at=name
+        )
+    if not np.isfinite(a).all():
+        where = np.argwhere(~np.isfinite(a))[0].tolist()
+        raise InvalidInput(expected="finite weights", got=str(a[tuple(where)]), at=f"{name}{where}")
+    return np.ascontiguousarray(a)

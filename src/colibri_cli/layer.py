@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from colibri_cli.arrays import as_array
 from colibri_cli.checks import check_kind
 from colibri_cli.errors import InvalidInput
 from colibri_cli.experts import Experts
 from colibri_cli.router import Router
+from colibri_cli.shared_expert import SharedExpert
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from colibri_cli.balance import Balancer
@@ -24,6 +27,8 @@ class MoELayer:
     router : Router
     experts : Experts
         Of the router's hidden size.
+    shared : SharedExpert, optional
+        Likewise.
 
     Raises
     ------
@@ -31,17 +36,16 @@ class MoELayer:
         The hidden sizes differ.
     """
 
-    def __init__(self, router: Router, experts: Experts) -> None:
+    def __init__(self, router: Router, experts: Experts, *, shared: SharedExpert | None = None) -> None:
         check_kind("router", router, Router)
         check_kind("experts", experts, Experts)
-        if router.hidden_size != experts.shape.hidden_size:
-            raise InvalidInput(
-                expected=f"experts of hidden size {router.hidden_size}",
-                got=str(experts.shape.hidden_size),
-                at="experts",
-            )
+        _check_hidden_size("experts", experts, router.hidden_size)
+        if shared is not None:
+            check_kind("shared", shared, SharedExpert)
+            _check_hidden_size("shared", shared.expert, router.hidden_size)
         self.router = router
         self.experts = experts
+        self.shared = shared
 
     def __call__(
         self,
@@ -49,6 +53,22 @@ class MoELayer:
         balancer: Balancer | None = None,
         out: npt.NDArray[np.float32] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Route float32 ``(T, H)`` and run the chosen experts; see :meth:`Router.route` and :meth:`Experts.run`."""
+        """Route float32 ``(T, H)`` and run the chosen experts; see :meth:`Router.route` and :meth:`Experts.run`.
+
+        The shared expert's output, times its gate, is added last: one addition to the sum over the chosen.
+        """
         routing = self.router.route(hidden, balancer)
-        return self.experts.run(hidden, routing.expert_ids, routing.expert_weights, out)
+        if self.shared is None:
+            return self.experts.run(hidden, routing.expert_ids, routing.expert_weights, out)
+        shared = self.shared.run(hidden, len(routing.expert_ids))
+        y = self.experts.run(hidden, routing.expert_ids, routing.expert_weights, out)
+        view = as_array("out", y)  # it may be anything that exports a buffer
+        np.add(view, shared, out=view)
+        return y
+
+
+def _check_hidden_size(name: str, experts: Experts, hidden_size: int) -> None:
+    if experts.shape.hidden_size != hidden_size:
+        raise InvalidInput(
+            expected=f"experts of hidden size {hidden_size}", got=str(experts.shape.hidden_size), at=name
+        )

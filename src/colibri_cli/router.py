@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from colibri_cli import _core
-from colibri_cli.arrays import as_array
+from colibri_cli.arrays import finite_float32
 from colibri_cli.balance import Balancer
-from colibri_cli.checks import check_choice, check_float32, check_integer, check_kind
+from colibri_cli.checks import check_float32, check_integer, check_kind
 from colibri_cli.errors import InvalidInput
+from colibri_cli.gate_rule import EPSILON, gate_rule
 from colibri_cli.topology import check_threads
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from colibri_cli.gate_rule import GateRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,7 @@ class Routing:
     Attributes
     ----------
     expert_ids : ndarray of int32, (T, K)
-        Each token's experts by falling score; ties go to the lower id.
+        Each token's experts by falling score, that which they are chosen by; ties go to the lower id.
     expert_weights : ndarray of float32, (T, K)
     load : ndarray of int64, (E,)
         Tokens per expert.
@@ -36,7 +42,8 @@ class Routing:
 class GumbelNoise:
     """Noise for exploring: adds ``temperature * Gumbel(0, 1)`` to each logit before experts are chosen and weighed.
 
-    With temperature 1, the chosen experts are a sample without replacement in proportion to the gate's softmax.
+    With temperature 1, the experts that a softmax gate chooses by its logits alone (no correction bias, no groups)
+    are a sample without replacement in proportion to the softmax.
     The generator is xorshift128+ seeded through splitmix64, drawn in the order of tokens and experts, so a seed gives
     the same choices on every machine. Not for use by several threads at once.
 
@@ -79,45 +86,84 @@ class Router:
         kind: str = "softmax-topk",
         top_k: int = 2,
         renormalize: bool = True,
+        scale: float = 1.0,
+        correction_bias: npt.ArrayLike | None = None,
+        n_groups: int = 1,
+        topk_groups: int = 1,
+        group_score: str = "top2",
+        masked_score: float = -math.inf,
+        epsilon: float = EPSILON,
         gating: str = "exact",
         threads: int | None = None,
     ) -> Router:
         """Make a router of trained weights, which are copied.
+
+        An expert's score is its softmax or its ``sigmoid(logit)`` or its ``sqrt(softplus(logit))``. The best
+        ``top_k`` by score + correction are chosen, ties to the lower id; their weights are ``scale * score``, or
+        renormalised ``scale * score / (sum of their scores + epsilon)``. docs/library.md lists published models.
 
         Parameters
         ----------
         weight : array of float32, (E, H)
             As PyTorch's ``nn.Linear`` stores it; 1 to 1,024 experts.
         bias : array of float32, (E,), optional
-        kind : {"softmax-topk", "topk-softmax"}
-            Softmax over all experts and then the best ``top_k``, or softmax over the logits of the best alone.
-            Renormalised, the first equals the second and is computed as it.
+            Part of the logits.
+        kind : {"softmax-topk", "topk-softmax", "sigmoid-topk", "sqrtsoftplus-topk", "topk-sigmoid"}
+            Scores of all experts and then the best ``top_k``; "topk-": the best by logit, and a score of those alone.
+            "softmax-topk" renormalised equals "topk-softmax" and is computed as it.
         top_k : int
-            1 to E.
+            1 to E, or to the number of experts in ``topk_groups`` groups.
         renormalize : bool
-            Divide the weights of "softmax-topk" by their sum over the chosen.
+            Divide the weights by their sum over the chosen; those of "topk-softmax" sum to 1 as they are.
+        scale : float
+            Multiplies the weights at the end; greater than 0.
+        correction_bias : array of float32, (E,), optional
+            Added to the scores ("topk-sigmoid": to the logits) to choose by, never to the weights. Not with
+            "topk-softmax".
+        n_groups, topk_groups : int
+            The experts are ``n_groups`` groups of neighbours, and a token's come from its best ``topk_groups``. Not
+            with kinds that choose by logits ("topk-").
+        group_score : {"top2", "max"}
+            A group counts for the sum of its best two scores + corrections, or for its best.
+        masked_score : {-inf, 0.0}
+            What experts of other groups are chosen by. With 0.0 they come before experts whose score + correction is
+            negative.
+        epsilon : float
+            At least 0. With "topk-softmax" it would change nothing up to 1e-11 and is refused above.
         gating : {"exact", "taylor"}
-            The exponential: full precision, or a second-order polynomial (probabilities within 0.003).
+            The exponential of a softmax: full precision, or a second-order polynomial (probabilities within 0.003).
         threads : int, optional
             Default: what the CPU affinity and the cgroup's quota allow.
 
         Raises
         ------
         InvalidInput
-            A shape, dtype or value is not as above, or a weight is not finite.
+            A shape, dtype or value is not as above, a weight is not finite, or two options do not go together.
         """
-        w = _float32("weight", weight, 2)
+        w = finite_float32("weight", weight, 2)
         n_experts, hidden_size = w.shape
-        b = None if bias is None else _float32("bias", bias, 1)
         if not 1 <= n_experts <= _core.MAX_EXPERTS or hidden_size < 1:
             raise InvalidInput(
                 expected=f"(1 to {_core.MAX_EXPERTS} experts, 1 or more inputs)",
                 got=str(w.shape),
                 at="weight.shape",
             )
-        if b is not None and b.shape != (n_experts,):
-            raise InvalidInput(expected=f"({n_experts},)", got=str(b.shape), at="bias.shape")
-        return cls._make(w, b, n_experts, hidden_size, kind, top_k, gating, renormalize, threads)
+        b, correction = _bias("bias", bias, n_experts), _bias("correction_bias", correction_bias, n_experts)
+        rule = gate_rule(
+            n_experts,
+            kind=kind,
+            top_k=top_k,
+            gating=gating,
+            renormalize=renormalize,
+            scale=scale,
+            corrected=correction is not None,
+            n_groups=n_groups,
+            topk_groups=topk_groups,
+            group_score=group_score,
+            masked_score=masked_score,
+            epsilon=epsilon,
+        )
+        return cls._make(w, b, correction, n_experts, hidden_size, rule, threads)
 
     @classmethod
     def builtin(
@@ -127,36 +173,22 @@ class Router:
         hidden_size, width = _core.builtin_router_table().shape
         if not 1 <= n_experts <= width:
             raise InvalidInput(expected=f"1 to {width} experts", got=str(n_experts), at="n_experts")
-        return cls._make(None, None, n_experts, hidden_size, kind, top_k, gating, True, threads)
+        rule = gate_rule(n_experts, kind=kind, top_k=top_k, gating=gating)
+        return cls._make(None, None, None, n_experts, hidden_size, rule, threads)
 
     @classmethod
     def _make(
         cls,
         weight: npt.NDArray[np.float32] | None,
         bias: npt.NDArray[np.float32] | None,
+        correction: npt.NDArray[np.float32] | None,
         n_experts: int,
         hidden_size: int,
-        kind: str,
-        top_k: int,
-        gating: str,
-        renormalize: bool,
+        rule: GateRule,
         threads: int | None,
     ) -> Router:
-        check_choice("kind", kind, _core.GATE_KINDS)
-        check_choice("gating", gating, _core.GATINGS)
-        top_k = check_integer("top_k", top_k, 1, n_experts)
-        core = _core.Gate(
-            weight,
-            bias,
-            n_experts,
-            hidden_size,
-            top_k,
-            _core.GATE_KINDS[kind],
-            _core.GATINGS[gating],
-            renormalize,
-            check_threads(threads),
-        )
-        return cls(core, n_experts, top_k)
+        core = _core.Gate(weight, bias, correction, n_experts, hidden_size, check_threads(threads), *rule)
+        return cls(core, n_experts, rule.top_k)
 
     def route(
         self, hidden: npt.ArrayLike, balancer: Balancer | None = None, *, noise: GumbelNoise | None = None
@@ -168,7 +200,8 @@ class Router:
         hidden : array of float32, (T, H)
             Any strides; a buffer or a CPU DLPack tensor.
         balancer : Balancer, optional
-            Its state moves on by these tokens.
+            Its state moves on by these tokens. It works with every kind, ranking experts by what they are chosen
+            by; experts that ``masked_score=-inf`` keeps out stay out.
         noise : GumbelNoise, optional
             Its state moves on likewise.
 
@@ -202,13 +235,10 @@ class Router:
             return Routing(*self._core.route(hidden, balancer.core, candidates, noise_core))
 
 
-def _float32(name: str, array: npt.ArrayLike, ndim: int) -> npt.NDArray[np.float32]:
-    a = as_array(name, array)
-    if a.dtype != np.float32 or a.ndim != ndim:
-        raise InvalidInput(
-            expected=f"float32 with {ndim} dimension{'s' * (ndim > 1)}", got=f"{a.dtype} {a.shape}", at=name
-        )
-    if not np.isfinite(a).all():
-        where = np.argwhere(~np.isfinite(a))[0].tolist()
-        raise InvalidInput(expected="finite weights", got=str(a[tuple(where)]), at=f"{name}{where}")
-    return np.ascontiguousarray(a)
+def _bias(name: str, array: npt.ArrayLike | None, n_experts: int) -> npt.NDArray[np.float32] | None:
+    if array is None:
+        return None
+    b = finite_float32(name, array, 1)
+    if b.shape != (n_experts,):
+        raise InvalidInput(expected=f"({n_experts},)", got=str(b.shape), at=f"{name}.shape")
+    return b

@@ -76,14 +76,45 @@ static void add_gate(const clb_kernels *k, int n_rows, int n_experts, int top_k)
   for (int r = 0; r < n_rows; r++)
     for (int e = 0; e < n_experts; e++) logits[r][e] = floorf(number() * 64.0f) / 16.0f; /* with ties */
   for (int variant = 0; variant < 8; variant++) {
-    clb_gate_rule rule = {n_experts, top_k, (clb_gate_kind)(variant & 1), (clb_exp_kind)(variant >> 1 & 1),
-                          variant >> 2};
+    clb_gate_rule rule = {.n_experts = n_experts,
+                          .top_k = top_k,
+                          .kind = (clb_gate_kind)(variant & 1),
+                          .gating = (clb_exp_kind)(variant >> 1 & 1),
+                          .renormalize = variant >> 2,
+                          .scale = 1.0f};
     k->gate_f32(&rule, &logits[0][0], 4 * CLB_PANEL, n_rows, ids, weights);
     add(ids, (size_t)(n_rows * top_k) * sizeof *ids), add(weights, (size_t)(n_rows * top_k) * sizeof *weights);
   }
   for (int gating = CLB_EXACT; gating <= CLB_TAYLOR; gating++) {
     k->softmax_f32((clb_exp_kind)gating, &logits[0][0], 4 * CLB_PANEL, n_experts, n_rows, &out[0][0], 4 * CLB_PANEL);
     for (int r = 0; r < n_rows; r++) add(out[r], (size_t)n_experts * sizeof(float));
+  }
+}
+
+static void add_gate_by_score(const clb_kernels *k, int n_rows, int n_experts, int top_k) {
+  enum { WIDTH = 4 * CLB_PANEL };
+  float logits[ROWS][WIDTH] = {{0}}, correction[WIDTH] = {0}, weights[ROWS * WIDTH];
+  int32_t ids[ROWS * WIDTH];
+  for (int e = 0; e < n_experts; e++) correction[e] = floorf(number() * 16.0f) / 16.0f;
+  for (int r = 0; r < n_rows; r++)
+    for (int e = 0; e < n_experts; e++) logits[r][e] = floorf(number() * 64.0f) / (r % 3 ? 16.0f : 0.5f);
+  int in_groups = n_experts % 4 == 0 && top_k <= n_experts / 2;
+  for (int variant = 0; variant < 16; variant++) {
+    clb_gate_rule rule = {.n_experts = n_experts,
+                          .top_k = top_k,
+                          .kind = (clb_gate_kind[]){CLB_SOFTMAX_TOPK, CLB_SIGMOID_TOPK, CLB_SQRTSOFTPLUS_TOPK,
+                                                    CLB_TOPK_SIGMOID}[variant & 3],
+                          .renormalize = variant >> 2 & 1,
+                          .scale = 2.5f,
+                          .by_score = 1,
+                          .epsilon = 1e-20f,
+                          .correction = correction,
+                          .n_groups = in_groups ? 4 : 1,
+                          .top_groups = in_groups ? 2 : 1,
+                          .group_sums = variant >> 3,
+                          .masked = variant >> 3 ? -INFINITY : 0.0f};
+    clb_gate_by_score(k, &rule, &logits[0][0], WIDTH, n_rows, ids, weights);
+    add(ids, (size_t)(n_rows * top_k) * sizeof *ids), add(weights, (size_t)(n_rows * top_k) * sizeof *weights);
   }
 }
 
@@ -100,6 +131,10 @@ int main(void) {
       add_activations(k, n_rows);
       for (int n_experts = 1; n_experts <= 4 * CLB_PANEL; n_experts += 7)
         add_gate(k, n_rows, n_experts, 1 + n_rows * 3 % n_experts);
+    }
+    for (int n_rows = 1; n_rows <= ROWS; n_rows++) {
+      for (int n_experts = 1; n_experts <= 4 * CLB_PANEL; n_experts += 7)
+        add_gate_by_score(k, n_rows, n_experts, 1 + n_rows * 3 % n_experts);
     }
     printf("%s %016llx\n", k->isa, (unsigned long long)hash);
   }

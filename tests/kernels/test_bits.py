@@ -162,6 +162,30 @@ def routings():
                 yield f"route, {kind}, {gating}, {'' if renormalize else 'not '}renormalised", digest(*found)
 
 
+SCORED = {
+    "softmax-topk": {},
+    "sigmoid-topk": {},
+    "sigmoid-topk, by the best of a group": {"group_score": "max", "masked_score": 0.0, "renormalize": False},
+    "sqrtsoftplus-topk": {},
+    "topk-sigmoid": {},
+}
+
+
+def routings_by_score():
+    for name, options in SCORED.items():
+        found, kind = [], name.split(",")[0]
+        for n_experts, top_k, n_groups, topk_groups in ((8, 2, 2, 1), (17, 5, 1, 1), (3, 3, 1, 1), (40, 8, 8, 4)):
+            groups = {} if kind == "topk-sigmoid" else {"n_groups": n_groups, "topk_groups": topk_groups}
+            weight, bias, correction = numbers(1, n_experts, 37), numbers(2, n_experts), numbers(4, n_experts)
+            gate = {"kind": kind, "top_k": top_k, "scale": 2.5, "correction_bias": correction, "threads": 2}
+            router = Router.from_array(weight, bias, **gate, **groups, **options)
+            hidden, balancer = numbers(3, 301, 37) * np.float32(2), Balancer(n_experts, threshold=1.2)
+            plain, balanced = router.route(hidden), router.route(hidden, balancer)
+            found += [plain.expert_ids, plain.expert_weights, balanced.expert_ids, balanced.expert_weights]
+            found += [balancer.state()["ring"]]
+        yield f"route by score, {name}", digest(*found)
+
+
 def level_two():
     hidden, router = numbers(4, 2000, 12), Router.from_array(numbers(5, 12, 12), top_k=3)
     for prefer in ("score", "emptiest"):
@@ -198,7 +222,7 @@ def test_activations():
 
 
 def test_gating():
-    for name, found in (*softmaxes(), *routings()):
+    for name, found in (*softmaxes(), *routings(), *routings_by_score()):
         assert found == golden(name), name
 
 
@@ -226,7 +250,7 @@ def main():
     """Write the hashes that this build gives."""
     with tempfile.TemporaryDirectory() as folder:
         found = {f"experts, {name}": digest(layer(name, None, "arrays", 1, 512).run(*batch(name))) for name in LAYERS}
-        found |= dict([*activations(), *softmaxes(), *routings(), *level_two()])
+        found |= dict([*activations(), *softmaxes(), *routings(), *routings_by_score(), *level_two()])
         found |= {name: inferred(name, folder) for name in MODELS}
     GOLDEN.write_text(json.dumps(found, indent=1) + os.linesep)
     sys.stdout.write(f"{len(found)} hashes of {_core.isa()} in {GOLDEN}\n")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import Rings, integers, numbers
+from reference import Rings, choices, integers, numbers, score_weights
 
 from colibri_cli import Balancer, InvalidInput, Router
 
@@ -79,6 +79,55 @@ def test_ties_go_to_the_lower_expert(prefer):
 @pytest.mark.parametrize("kind", ["softmax-topk", "topk-softmax"])
 def test_both_kinds_of_gate(kind):
     agree(skewed(4, 500, 9), 3, kind=kind)
+
+
+GROUPS = {"n_groups": 3, "topk_groups": 2}
+
+
+@pytest.mark.parametrize("prefer", ["score", "emptiest"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("softmax-topk", {}),
+        ("sigmoid-topk", {}),
+        ("sqrtsoftplus-topk", {}),
+        ("topk-sigmoid", {}),
+        ("softmax-topk", GROUPS),
+        ("sigmoid-topk", GROUPS),
+        ("sigmoid-topk", {**GROUPS, "masked_score": 0.0, "group_score": "max"}),
+        ("sqrtsoftplus-topk", GROUPS),
+    ],
+)
+def test_gates_that_choose_by_scores(kind, options, prefer):
+    n_experts, top_k, logits = 9, 5, skewed(11, 1_500, 9)
+    correction = numbers(12, n_experts) / 2
+    balancer = Balancer(n_experts, window=20, threshold=1.1, prefer=prefer)
+    router = identity(n_experts, top_k, kind=kind, correction_bias=correction, **options)
+    routing = router.route(logits, balancer)
+    rings = Rings(n_experts, top_k, 20, 1.1, top_k + 2, prefer)
+    rows = choices(logits, kind, correction, **options)
+    for t, (row, ids) in enumerate(zip(rows, routing.expert_ids.tolist(), strict=True)):
+        assert rings.choose(row) == ids, f"token {t}"
+        rings.push(ids, routing.expert_weights[t].tolist())
+    assert balancer.sums.tolist() == rings.sums
+    weights = score_weights(logits, kind, routing.expert_ids)
+    np.testing.assert_allclose(routing.expert_weights, weights, rtol=1e-6)
+    assert (routing.expert_ids != router.route(logits).expert_ids).any()
+
+
+def test_a_group_that_is_kept_out_stays_out():
+    options = {"kind": "sigmoid-topk", "n_groups": 4, "topk_groups": 1}
+    balancer = Balancer(8, window=4, threshold=1.0, candidates=8)
+    routing = identity(8, 2, **options).route(skewed(13, 300, 8), balancer)
+    assert (routing.expert_ids[:, 0] // 2 == routing.expert_ids[:, 1] // 2).all()
+
+
+def test_what_is_pushed_is_not_scaled():
+    logits, scaled, plain = skewed(14, 200, 6), Balancer(6), Balancer(6)
+    for kind in ("softmax-topk", "sigmoid-topk"):
+        identity(6, 3, kind=kind, scale=2.5, renormalize=False).route(logits, scaled)
+        identity(6, 3, kind=kind).route(logits, plain)
+        assert scaled.sums.tolist() == plain.sums.tolist()
 
 
 @settings(max_examples=30, deadline=None)

@@ -12,7 +12,7 @@ PACKAGE = Path(importlib.util.find_spec("colibri_cli").submodule_search_location
 
 # A module's first name under colibri_cli -> the first names it may import. `errors` is everybody's.
 MAY_IMPORT = {
-    "__init__": {"_core", "balance", "experts", "layer", "model", "router", "tokenizer"},
+    "__init__": {"_core", "balance", "experts", "layer", "model", "router", "shared_expert", "tokenizer"},
     "__main__": {"cli"},
     "cli": {
         *("bench", "cli", "formats", "gen_router", "infer_report", "isa", "model", "report", "tokenize_report"),
@@ -24,8 +24,10 @@ MAY_IMPORT = {
     "bench": {"_core", "balance", "bench", "experts", "formats", "layer", "model", "report", "router", "topology"},
     "words": {"model", "tokenizer"},
     "model": {"_core", "arrays", "balance", "config", "experts", "formats", "layer", "router", "tokenizer", "topology"},
-    "layer": {"balance", "checks", "experts", "router"},
-    "router": {"_core", "arrays", "balance", "checks", "topology"},
+    "layer": {"arrays", "balance", "checks", "experts", "router", "shared_expert"},
+    "shared_expert": {"arrays", "checks", "experts", "router"},
+    "router": {"_core", "arrays", "balance", "checks", "gate_rule", "topology"},
+    "gate_rule": {"_core", "checks"},
     "balance": {"_core", "checks", "forks"},
     "experts": {"_core", "arrays", "checks", "config", "expert_cache", "formats", "forks", "topology"},
     "expert_cache": {"_core", "formats", "forks"},

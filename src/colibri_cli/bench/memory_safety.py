@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SIZES = (1, 7, 9, 16, 33)
 _TOKENS = (0, 1, 2, 7, 23, 97)
 _EXPERTS = (1, 2, 8, 17)
+_GATES = [(kind, "exact") for kind in _core.GATE_KINDS] + [("softmax-topk", "taylor"), ("topk-softmax", "taylor")]
 
 
 def _numbers(*shape: int) -> npt.NDArray[np.float32]:
@@ -40,9 +41,18 @@ def exercise() -> int:
 def _layer(n_tokens: int, hidden: int, n_experts: int, threads: int) -> int:
     x, top_k, inter = _numbers(n_tokens, hidden), min(2, n_experts), hidden + 3
     bias = _numbers(n_experts)
-    for kind, gating in itertools.product(_core.GATE_KINDS, _core.GATINGS):
+    for kind, gating in _GATES:
+        grouped = n_experts == 8 and kind.endswith("-topk")
         router = Router.from_array(
-            _numbers(n_experts, hidden), bias, kind=kind, top_k=top_k, gating=gating, threads=threads
+            _numbers(n_experts, hidden),
+            bias,
+            kind=kind,
+            top_k=top_k,
+            correction_bias=None if kind == "topk-softmax" else bias,
+            n_groups=4 if grouped else 1,
+            topk_groups=2 if grouped else 1,
+            gating=gating,
+            threads=threads,
         )
         router.route(x)
         router.route(x[::-1], Balancer(n_experts), noise=GumbelNoise(1.0, 1))
@@ -55,7 +65,7 @@ def _layer(n_tokens: int, hidden: int, n_experts: int, threads: int) -> int:
     in_place = _core.ExpertKernel(hidden, inter, _core.ACTIVATIONS["silu"], True, False, threads=threads)
     rows = _core.ExpertSet([in_place.in_place(_numbers(n_floats)) for _ in range(n_experts)])
     in_place.run(rows, x, routing.expert_ids, routing.expert_weights)
-    return 2 * len(_core.GATE_KINDS) * len(_core.GATINGS) + 2 + len(_core.ACTIVATIONS)
+    return 2 * len(_GATES) + 2 + len(_core.ACTIVATIONS)
 
 
 def _ends(n_tokens: int, hidden: int, n_classes: int) -> int:

@@ -4,24 +4,14 @@
  * exactly. Tokens are taken in order: each choice depends on all before it. */
 #include <math.h>
 
+#include "insert.h"
 #include "kernels.h"
 
 static int overloaded(const clb_balancer *s, int e, int64_t total) {
   return (double)s->sums[e] * s->n_experts > s->threshold * (double)total;
 }
 
-/* Inserts e into list[0..n), kept by falling logit and rising id; the list grows to at most limit. */
-static int insert_by_score(int32_t *list, int n, int limit, int e, const float *logits) {
-  int at = n;
-  while (at > 0 && (logits[e] > logits[list[at - 1]] || (logits[e] == logits[list[at - 1]] && e < list[at - 1]))) at--;
-  if (at == limit) return n;
-  int last = n < limit ? n : limit - 1;
-  for (int j = last; j > at; j--) list[j] = list[j - 1];
-  list[at] = e;
-  return n < limit ? n + 1 : n;
-}
-
-/* Likewise by rising ring sum and rising id. */
+/* As insert, by rising ring sum and rising id. */
 static int insert_by_load(int32_t *list, int n, int limit, int e, const int64_t *sums) {
   int at = n;
   while (at > 0 && (sums[e] < sums[list[at - 1]] || (sums[e] == sums[list[at - 1]] && e < list[at - 1]))) at--;
@@ -32,13 +22,14 @@ static int insert_by_load(int32_t *list, int n, int limit, int e, const int64_t 
   return n < limit ? n + 1 : n;
 }
 
-static void choose(const clb_balancer *s, const float *logits, int top_k, int32_t *chosen) {
+/* by: the logits, or what a gate chooses by instead; -INFINITY keeps an expert out. At least top_k are not out. */
+static void choose(const clb_balancer *s, const float *by, int top_k, int32_t *chosen) {
   int n_experts = s->n_experts, n_candidates = 0, n_left = 0;
   int32_t candidates[CLB_MAX_EXPERTS], left[CLB_MAX_EXPERTS];
   int64_t total = 0;
   for (int e = 0; e < n_experts; e++) {
     total += s->sums[e];
-    n_candidates = insert_by_score(candidates, n_candidates, s->candidates, e, logits);
+    if (by[e] > -INFINITY) n_candidates = insert_next(candidates, n_candidates, s->candidates, e, by);
   }
   for (int c = 0; c < n_candidates; c++)
     if (!overloaded(s, candidates[c], total)) left[n_left++] = candidates[c];
@@ -48,7 +39,7 @@ static void choose(const clb_balancer *s, const float *logits, int top_k, int32_
   if (n_left >= top_k) {
     for (int c = 0; c < n_left; c++)
       n_taken = s->prefer_emptiest ? insert_by_load(taken, n_taken, top_k, left[c], s->sums)
-                                   : insert_by_score(taken, n_taken, top_k, left[c], logits);
+                                   : insert(taken, n_taken, top_k, left[c], by);
   } else {
     /* Too few: the next best that are not overloaded, then the least loaded of the rest. */
     unsigned char is_taken[CLB_MAX_EXPERTS] = {0};
@@ -56,15 +47,16 @@ static void choose(const clb_balancer *s, const float *logits, int top_k, int32_
     int32_t more[CLB_MAX_EXPERTS];
     for (int c = 0; c < n_left; c++) taken[n_taken++] = left[c], is_taken[left[c]] = 1;
     for (int e = 0; e < n_experts; e++)
-      if (!is_taken[e] && !overloaded(s, e, total)) n_more = insert_by_score(more, n_more, missing, e, logits);
+      if (by[e] > -INFINITY && !is_taken[e] && !overloaded(s, e, total))
+        n_more = insert_next(more, n_more, missing, e, by);
     for (int c = 0; c < n_more; c++) taken[n_taken++] = more[c], is_taken[more[c]] = 1;
     missing -= n_more, n_more = 0;
     for (int e = 0; missing > 0 && e < n_experts; e++)
-      if (!is_taken[e]) n_more = insert_by_load(more, n_more, missing, e, s->sums);
+      if (by[e] > -INFINITY && !is_taken[e]) n_more = insert_by_load(more, n_more, missing, e, s->sums);
     for (int c = 0; c < n_more; c++) taken[n_taken++] = more[c];
   }
   int n_chosen = 0;
-  for (int c = 0; c < top_k; c++) n_chosen = insert_by_score(chosen, n_chosen, top_k, taken[c], logits);
+  for (int c = 0; c < top_k; c++) n_chosen = insert(chosen, n_chosen, top_k, taken[c], by);
 }
 
 static void push(clb_balancer *s, const int32_t *chosen, const float *shares, int top_k) {
@@ -77,15 +69,25 @@ static void push(clb_balancer *s, const int32_t *chosen, const float *shares, in
   s->position = (s->position + 1) % s->window;
 }
 
-void clb_balance(clb_balancer *state, const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, ptrdiff_t n_tokens,
-                 int32_t *ids, float *weights) {
+static void weigh(const clb_gate_rule *rule, const float *logits, const float *scores, const int32_t *ids,
+                  float *weights) {
+  if (rule->by_score) clb_score_weights(rule, scores, ids, weights);
+  else clb_gate_weights(rule, logits, ids, weights);
+}
+
+void clb_balance(const clb_kernels *k, clb_balancer *state, const clb_gate_rule *rule, const float *logits,
+                 ptrdiff_t ldl, ptrdiff_t n_tokens, int32_t *ids, float *weights) {
   clb_gate_rule renormalised = *rule;
-  renormalised.renormalize = 1;
+  renormalised.renormalize = 1, renormalised.scale = 1.0f;
   for (ptrdiff_t t = 0; t < n_tokens; t++, logits += ldl, ids += rule->top_k, weights += rule->top_k) {
-    float share[CLB_MAX_EXPERTS];
-    choose(state, logits, rule->top_k, ids);
-    clb_gate_weights(rule, logits, ids, weights);
-    clb_gate_weights(&renormalised, logits, ids, share);
+    float share[CLB_MAX_EXPERTS], scores[CLB_MAX_EXPERTS], choice[CLB_MAX_EXPERTS];
+    if (rule->by_score) {
+      clb_scores(k, rule, logits, ldl, 1, scores);
+      clb_choices(rule, logits, scores, choice);
+    }
+    choose(state, rule->by_score ? choice : logits, rule->top_k, ids);
+    weigh(rule, logits, scores, ids, weights);
+    weigh(&renormalised, logits, scores, ids, share);
     push(state, ids, share, rule->top_k);
   }
 }

@@ -115,7 +115,8 @@ static inline __attribute__((always_inline)) void weights_of(const clb_gate_rule
   }
   if (whole)
     for (int e = 0; e < rule->n_experts; e++) sum = vf_add(sum, exp_of(rule->gating, vf_sub(column[e], top)));
-  for (int j = 0; j < rule->top_k; j++) weight[j] = vf_div(weight[j], sum);
+  vf scale = vf_set1(rule->scale);
+  for (int j = 0; j < rule->top_k; j++) weight[j] = vf_mul(vf_div(weight[j], sum), scale);
 }
 
 ptrdiff_t KERNEL(gate_f32)(const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, int n_tokens, int32_t *ids,

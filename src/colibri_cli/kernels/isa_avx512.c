@@ -38,6 +38,7 @@ OF_AVX2(transpose_f32);
 OF_AVX2(pack_group);
 OF_AVX2(accumulate_f32);
 OF_AVX2(softmax_f32);
+OF_AVX2(score_f32);
 OF_AVX2(gate_f32);
 
 /* bfloat16 is cheaper to widen 8 lanes at a time: 115 against 105 GFLOP/s over 96 rows on a Zen 4 core. */
@@ -53,6 +54,7 @@ const clb_kernels clb_kernels_avx512 = {
     KERNEL(activate_f32),
     clb_accumulate_f32_avx2,
     clb_softmax_f32_avx2,
+    clb_score_f32_avx2,
     clb_gate_f32_avx2,
     KERNEL(peak_f32),
 };

@@ -25,7 +25,13 @@ enum {
 };
 
 typedef enum { CLB_RELU, CLB_RELU2, CLB_SILU, CLB_GELU, CLB_GELU_TANH } clb_activation;
-typedef enum { CLB_SOFTMAX_TOPK, CLB_TOPK_SOFTMAX } clb_gate_kind;
+typedef enum {
+  CLB_SOFTMAX_TOPK,
+  CLB_TOPK_SOFTMAX,
+  CLB_SIGMOID_TOPK,
+  CLB_SQRTSOFTPLUS_TOPK,
+  CLB_TOPK_SIGMOID
+} clb_gate_kind;
 typedef enum { CLB_EXACT, CLB_TAYLOR } clb_exp_kind;
 
 /* How weights are held (docs/formats.md gives the layouts byte by byte):
@@ -65,12 +71,20 @@ typedef struct {
   float alpha, beta, limit; /* limit = INFINITY: no clamp */
 } clb_activation_rule;
 
-/* How a token's experts are chosen and weighed from its logits. */
+/* How a token's experts are chosen and weighed from its logits: by_score, by score.c; else by gate_f32, which knows the
+ * two kinds of softmax and nothing below by_score. */
 typedef struct {
   int n_experts, top_k;
   clb_gate_kind kind;
   clb_exp_kind gating;
   int renormalize;
+  float scale; /* of the weights, at the end */
+  int by_score;
+  float epsilon;            /* added to the sum that renormalises */
+  const float *correction;  /* [n_experts], added to what experts are chosen by */
+  int n_groups, top_groups; /* experts outside a token's top groups are chosen by `masked` instead: 0 or -INFINITY */
+  int group_sums;           /* a group counts for the sum of its best two experts, else for its best */
+  float masked;
 } clb_gate_rule;
 
 /* c[r][16 p + j] = chain from init[16 p + j] over the input; r < n_rows <= CLB_ROW_BLOCK, p < n_panels. c has a row
@@ -105,6 +119,9 @@ typedef struct {
    * n_columns is a multiple of 8. */
   void (*softmax_f32)(clb_exp_kind gating, const float *logits, ptrdiff_t ldl, int n_columns, int n_tokens, float *out,
                       ptrdiff_t ldo);
+
+  /* Sigmoid or sqrt(softplus) of n logits, a multiple of CLB_PANEL. */
+  void (*score_f32)(clb_gate_kind kind, const float *logits, int n, float *scores);
 
   /* ids[t][0..K) by falling logit, ties to the lower id; weights[t][0..K). Stops at the first token with a logit
    * that is not finite and returns its index, else returns -1. ldl as in softmax_f32. */
@@ -164,6 +181,17 @@ ptrdiff_t clb_route(const clb_kernels *k, const clb_route_job *job, int n_thread
 /* Chooses again from job->logits, which the caller has changed. */
 ptrdiff_t clb_choose(const clb_kernels *k, const clb_route_job *job);
 
+/* score.c: gates that choose by scores. scores[t][e] from logits[t][e], both of row stride ldl, a multiple of
+ * CLB_PANEL; of columns beyond the experts, anything. */
+void clb_scores(const clb_kernels *k, const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, int n_tokens,
+                float *scores);
+/* What one token's experts are chosen by; -INFINITY: not at all. Returns 0 where a logit is not finite. */
+int clb_choices(const clb_gate_rule *rule, const float *logits, const float *scores, float *choice);
+void clb_score_weights(const clb_gate_rule *rule, const float *scores, const int32_t *ids, float *weights);
+/* gate_f32's contract; ids by falling choice. */
+ptrdiff_t clb_gate_by_score(const clb_kernels *k, const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl,
+                            int n_tokens, int32_t *ids, float *weights);
+
 /* isa_scalar.c: the weights of one token's experts, however they were chosen; gate_f32's bits. */
 void clb_gate_weights(const clb_gate_rule *rule, const float *logits, const int32_t *ids, float *weights);
 
@@ -183,8 +211,8 @@ typedef struct {
   int candidates;
   int prefer_emptiest;
 } clb_balancer;
-void clb_balance(clb_balancer *state, const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, ptrdiff_t n_tokens,
-                 int32_t *ids, float *weights);
+void clb_balance(const clb_kernels *k, clb_balancer *state, const clb_gate_rule *rule, const float *logits,
+                 ptrdiff_t ldl, ptrdiff_t n_tokens, int32_t *ids, float *weights);
 
 /* noise.c: adds temperature * Gumbel(0, 1) to each logit, tokens in order, experts in order. */
 void clb_seed(uint64_t seed, uint64_t state[2]);

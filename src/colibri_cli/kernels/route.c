@@ -21,6 +21,12 @@ static void note_bad(_Atomic ptrdiff_t *bad, ptrdiff_t token) {
   }
 }
 
+static ptrdiff_t choose(const clb_kernels *k, const clb_gate_rule *rule, const float *logits, ptrdiff_t ldl, int n,
+                        int32_t *ids, float *weights) {
+  if (rule->by_score) return clb_gate_by_score(k, rule, logits, ldl, n, ids, weights);
+  return k->gate_f32(rule, logits, ldl, n, ids, weights);
+}
+
 static void route_rows(route_state *s, int first, int n, float *logits, ptrdiff_t ldl) {
   const clb_route_job *job = s->job;
   const float *rows[CLB_ROW_BLOCK];
@@ -30,7 +36,7 @@ static void route_rows(route_state *s, int first, int n, float *logits, ptrdiff_
   s->k->linear_f32(&a, n, &b, job->width / CLB_PANEL, job->bias, logits, ldl);
   if (!job->ids) return;
   ptrdiff_t at = (ptrdiff_t)first * job->rule.top_k;
-  ptrdiff_t bad = s->k->gate_f32(&job->rule, logits, ldl, n, job->ids + at, job->weights + at);
+  ptrdiff_t bad = choose(s->k, &job->rule, logits, ldl, n, job->ids + at, job->weights + at);
   if (bad >= 0) note_bad(&s->bad, first + bad);
 }
 
@@ -62,5 +68,5 @@ ptrdiff_t clb_route(const clb_kernels *k, const clb_route_job *job, int n_thread
 }
 
 ptrdiff_t clb_choose(const clb_kernels *k, const clb_route_job *job) {
-  return k->gate_f32(&job->rule, job->logits, job->width, job->n_tokens, job->ids, job->weights);
+  return choose(k, &job->rule, job->logits, job->width, job->n_tokens, job->ids, job->weights);
 }

@@ -27,6 +27,7 @@ static inline vf vf_fnma(vf a, vf b, vf c) { return vfmsq_f32(c, a, b); }
 static inline vf vf_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); } /* vmaxq would give NaN for either */
 static inline vf vf_min(vf a, vf b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 static inline vf vf_abs(vf a) { return vabsq_f32(a); }
+static inline vf vf_sqrt(vf a) { return vsqrtq_f32(a); }
 static inline vf vf_round(vf a) { return vrndnq_f32(a); }
 static inline vm vf_gt(vf a, vf b) { return vcgtq_f32(a, b); }
 static inline vm vm_or(vm a, vm b) { return vorrq_u32(a, b); }

@@ -28,6 +28,7 @@ static inline vf vf_fnma(vf a, vf b, vf c) { return fmaf(-a, b, c); } /* c - a b
 static inline vf vf_max(vf a, vf b) { return a > b ? a : b; }         /* b where a lane is NaN, as vmaxps */
 static inline vf vf_min(vf a, vf b) { return a < b ? a : b; }         /* likewise */
 static inline vf vf_abs(vf a) { return fabsf(a); }
+static inline vf vf_sqrt(vf a) { return sqrtf(a); }
 static inline vf vf_round(vf a) { return rintf(a); } /* to nearest, ties to even */
 static inline vm vf_gt(vf a, vf b) { return a > b; }
 static inline vm vm_or(vm a, vm b) { return a | b; }

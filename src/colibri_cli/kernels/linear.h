@@ -18,12 +18,12 @@ static inline __attribute__((always_inline)) void load_panel_row(clb_dtype dtype
  * waited for, and then computed. */
 static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const clb_input *a, int row, int n_rows,
                                                        const clb_panels *b, int panel, int n_panels, ptrdiff_t ahead,
-                                                       const float *init, float *c, ptrdiff_t ldc) {
+                                                       const float *init, ptrdiff_t ldi, float *c, ptrdiff_t ldc) {
   vf acc[ROW_TILE][CLB_UNIT * VECTORS];
 #pragma GCC unroll 16
   for (int r = 0; r < n_rows; r++)
 #pragma GCC unroll 64
-    for (int v = 0; v < n_panels * VECTORS; v++) acc[r][v] = vf_load(init + v * LANES);
+    for (int v = 0; v < n_panels * VECTORS; v++) acc[r][v] = vf_load(init + (row + r) * ldi + v * LANES);
 
   for (int s = 0; s < a->n_segments; s++) {
     const float *const *rows = a->rows + s * a->segment_stride + row;
@@ -54,19 +54,21 @@ static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const cl
 static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const clb_input *a, int n_rows,
                                                          const clb_panels *b, int n_panels, const float *init, float *c,
                                                          ptrdiff_t ldc) {
+  ptrdiff_t ldi = init ? 0 : ldc; /* from one row's start of its chains to the next row's */
+  if (!init) init = c;
 #if ROW_TILE > 1
   /* Few rows: several panels at once, or the chains are too few to fill the latency. */
   int panel = 0;
   if (n_rows == 1)
     for (; panel + 4 <= n_panels; panel += 4)
-      tile(dtype, a, 0, 1, b, panel, 4, 0, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
+      tile(dtype, a, 0, 1, b, panel, 4, 0, init + panel * CLB_PANEL, ldi, c + panel * CLB_PANEL, ldc);
   if (n_rows <= 3)
     for (; panel + 2 <= n_panels; panel += 2) {
       const float *from = init + panel * CLB_PANEL;
       float *to = c + panel * CLB_PANEL;
-      if (n_rows == 1) tile(dtype, a, 0, 1, b, panel, 2, 0, from, to, ldc);
-      if (n_rows == 2) tile(dtype, a, 0, 2, b, panel, 2, 0, from, to, ldc);
-      if (n_rows == 3) tile(dtype, a, 0, 3, b, panel, 2, 0, from, to, ldc);
+      if (n_rows == 1) tile(dtype, a, 0, 1, b, panel, 2, 0, from, ldi, to, ldc);
+      if (n_rows == 2) tile(dtype, a, 0, 2, b, panel, 2, 0, from, ldi, to, ldc);
+      if (n_rows == 3) tile(dtype, a, 0, 3, b, panel, 2, 0, from, ldi, to, ldc);
     }
   for (; panel < n_panels; panel++) {
     const float *from = init + panel * CLB_PANEL;
@@ -77,12 +79,12 @@ static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const 
       int n = left >= 2 * ROW_TILE ? ROW_TILE : left > ROW_TILE ? (left + 1) / 2 : left;
       ptrdiff_t ahead = n == left ? b->panel_stride : 0;
       switch (n) {
-        case 6: tile(dtype, a, row, 6, b, panel, 1, ahead, from, to, ldc); break;
-        case 5: tile(dtype, a, row, 5, b, panel, 1, ahead, from, to, ldc); break;
-        case 4: tile(dtype, a, row, 4, b, panel, 1, ahead, from, to, ldc); break;
-        case 3: tile(dtype, a, row, 3, b, panel, 1, ahead, from, to, ldc); break;
-        case 2: tile(dtype, a, row, 2, b, panel, 1, ahead, from, to, ldc); break;
-        default: tile(dtype, a, row, 1, b, panel, 1, ahead, from, to, ldc);
+        case 6: tile(dtype, a, row, 6, b, panel, 1, ahead, from, ldi, to, ldc); break;
+        case 5: tile(dtype, a, row, 5, b, panel, 1, ahead, from, ldi, to, ldc); break;
+        case 4: tile(dtype, a, row, 4, b, panel, 1, ahead, from, ldi, to, ldc); break;
+        case 3: tile(dtype, a, row, 3, b, panel, 1, ahead, from, ldi, to, ldc); break;
+        case 2: tile(dtype, a, row, 2, b, panel, 1, ahead, from, ldi, to, ldc); break;
+        default: tile(dtype, a, row, 1, b, panel, 1, ahead, from, ldi, to, ldc);
       }
       row += n, left -= n;
     }
@@ -90,7 +92,7 @@ static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const 
 #else
   for (int panel = 0; panel < n_panels; panel++)
     for (int row = 0; row < n_rows; row++)
-      tile(dtype, a, row, 1, b, panel, 1, 0, init + panel * CLB_PANEL, c + panel * CLB_PANEL, ldc);
+      tile(dtype, a, row, 1, b, panel, 1, 0, init + panel * CLB_PANEL, ldi, c + panel * CLB_PANEL, ldc);
 #endif
 }
 
@@ -102,23 +104,6 @@ static void linear_f32(const clb_input *a, int n_rows, const clb_panels *b, int 
 static void linear_bf16(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
                         ptrdiff_t ldc) {
   linear(CLB_BF16, a, n_rows, b, n_panels, init, c, ldc);
-}
-
-static void transpose_f32(const float *w, ptrdiff_t row_stride, int n_columns, int k, float *panel) {
-  int j = 0;
-  for (; j + LANES <= n_columns; j += LANES) {
-    int i = 0;
-    for (; i + LANES <= k; i += LANES) {
-      vf block[LANES];
-      for (int r = 0; r < LANES; r++) block[r] = vf_load(w + (j + r) * row_stride + i);
-      vf_transpose(block);
-      for (int r = 0; r < LANES; r++) vf_store(panel + (ptrdiff_t)(i + r) * CLB_PANEL + j, block[r]);
-    }
-    for (; i < k; i++)
-      for (int r = 0; r < LANES; r++) panel[(ptrdiff_t)i * CLB_PANEL + j + r] = w[(j + r) * row_stride + i];
-  }
-  for (; j < CLB_PANEL; j++)
-    for (int i = 0; i < k; i++) panel[(ptrdiff_t)i * CLB_PANEL + j] = j < n_columns ? w[j * row_stride + i] : 0.0f;
 }
 
 static void accumulate_f32(float w, const float *t, int n, float *y) {

@@ -12,6 +12,8 @@
 #include "gate.h"
 #include "linear.h"
 
+#include "fill.h"
+
 #include "quant.h"
 #include "peak.h"
 
@@ -21,6 +23,6 @@
 #define CLB_JOIN(a, b) CLB_JOIN_(a, b)
 
 const clb_kernels CLB_JOIN(clb_kernels_, CLB_ISA) = {
-    CLB_STRING(CLB_ISA), linear_f32,   linear_bf16,    linear_i8,   linear_i4, quantize,
-    transpose_f32,       activate_f32, accumulate_f32, softmax_f32, gate_f32,  peak_f32,
+    CLB_STRING(CLB_ISA), linear_f32,   linear_bf16,    linear_i8,   linear_i4, quantize, transpose_f32,
+    fill_panels,         activate_f32, accumulate_f32, softmax_f32, gate_f32,  peak_f32,
 };

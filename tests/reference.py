@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 from dataclasses import dataclass
@@ -31,6 +32,39 @@ def integers(seed: int, low: int, high: int, *shape: int) -> I32:
     """Int32 values in [low, high), the same on every machine."""
     raw = np.random.PCG64(seed).random_raw(math.prod(shape))
     return (low + ((raw >> 32) % (high - low)).astype(np.int32)).reshape(shape)
+
+
+class BFloat16:
+    """A bfloat16 tensor that speaks DLPack, versioned or not: the high halves of float32 values."""
+
+    def __init__(self, values: NDArray, *, versioned: bool = False) -> None:
+        """Take float32, or uint16 with the bits; the versioned protocol alone has read-only memory."""
+        self.bits = values if values.dtype == np.uint16 else high_halves(values)
+        self.versioned = versioned or not self.bits.flags.writeable
+
+    def __dlpack__(self, **options: object) -> object:
+        if options and not self.versioned:
+            raise TypeError("no options")
+        capsule = self.bits.__dlpack__(max_version=(1, 0)) if self.versioned else self.bits.__dlpack__()
+        pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        name, header = (b"dltensor_versioned", 32) if self.versioned else (b"dltensor", 0)
+        code = ctypes.c_uint8.from_address(pointer_of(capsule, name) + header + 20)  # after data, device and ndim
+        code.value = 4
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.bits.__dlpack_device__()
+
+
+def high_halves(values: F32) -> NDArray[np.uint16]:
+    """Bits of bfloat16, rounded towards zero."""
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def widened(bits: NDArray[np.uint16]) -> F32:
+    """The float32 values of bfloat16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 # ---------------------------------------------------------------- arithmetic

@@ -17,8 +17,6 @@ cdef extern from "kernels.h" nogil:
         CLB_EXACT, CLB_TAYLOR
     ctypedef enum clb_dtype:
         CLB_F32, CLB_BF16, CLB_I8, CLB_I4
-    ctypedef enum clb_layout:
-        CLB_LAYOUT_PANELS, CLB_LAYOUT_ROWS
 
     ctypedef struct clb_activation_rule:
         clb_activation kind
@@ -90,17 +88,20 @@ cdef extern from "kernels.h" nogil:
 
     void clb_dispatch(const int32_t *ids, int n_slots, int n_experts, int32_t *offsets, int32_t *order) noexcept
 
+    ctypedef struct clb_place:
+        int in_place, narrow
+        Py_ssize_t output, input, up, bias, up_bias
     ctypedef struct clb_expert:
         const void *up
-        const float *up_bias
+        const void *up_bias
         const void *down
-        const float *down_bias
+        const void *down_bias
         const float *up_bases
         const float *down_bases
+        clb_place up_place, down_place
     ctypedef struct clb_experts_shape:
         int hidden_size, intermediate_size
         clb_dtype dtype
-        clb_layout layout
         clb_activation_rule rule
     ctypedef struct clb_experts_job:
         const clb_experts_shape *shape
@@ -115,12 +116,10 @@ cdef extern from "kernels.h" nogil:
         Py_ssize_t y_stride
         void *inputs
         void *activations
-        float *unpacked
     size_t clb_up_panels(const clb_experts_shape *shape) noexcept
     size_t clb_down_panels(const clb_experts_shape *shape) noexcept
     size_t clb_input_bytes(const clb_experts_shape *shape) noexcept
     size_t clb_activation_bytes(const clb_experts_shape *shape) noexcept
-    size_t clb_unpacked_floats(const clb_experts_shape *shape) noexcept
     void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads) noexcept
     void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end,
                          int n_threads) noexcept
@@ -162,7 +161,7 @@ cdef extern from "kernels.h" nogil:
                          const clb_samples *s) noexcept
 
     ctypedef struct clb_meter:
-        int64_t linear_ns, linear_calls, transpose_ns, transpose_calls
+        int64_t linear_ns, linear_calls, fill_ns, fill_calls
     const clb_kernels *clb_meter_start(const clb_kernels *k) noexcept
     clb_meter clb_meter_read() noexcept
 

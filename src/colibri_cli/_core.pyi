@@ -89,6 +89,8 @@ class Expert:
     def watch(self) -> Watch | None: ...
     @property
     def n_bytes(self) -> int: ...
+    @property
+    def in_place(self) -> bool: ...
 
 @final
 class ExpertSet:
@@ -105,7 +107,6 @@ class ExpertKernel:
         intermediate_size: int,
         activation: int,
         gated: bool,
-        panels: bool,
         alpha: float = 1.0,
         beta: float = 0.0,
         limit: float | None = None,
@@ -125,7 +126,15 @@ class ExpertKernel:
         down_bias: _Floats | None = None,
         interleaved: bool = False,
     ) -> Expert: ...
-    def in_place(self, raw: _Floats | Watch) -> Expert: ...
+    def in_place(
+        self,
+        up: npt.NDArray[Any],
+        down: npt.NDArray[Any],
+        up_bias: npt.NDArray[Any] | None = None,
+        down_bias: npt.NDArray[Any] | None = None,
+        interleaved: bool = False,
+        watch: Watch | None = None,
+    ) -> Expert: ...
     def run(
         self,
         experts: ExpertSet,

@@ -310,6 +310,17 @@ cdef const void *contiguous(object array, size_t n_bytes) except NULL:
     return data
 
 
+cdef int look_at(object array, Matrix *m) except -1:
+    """Where an array is that the caller keeps alive: two dimensions, or one, which counts as one column."""
+    PyObject_GetBuffer(array, &m.view, PyBUF_STRIDES)
+    m.data, m.rows, m.row_stride = <char *>m.view.buf, m.view.shape[0], m.view.strides[0]
+    m.columns, m.column_stride = 1, m.view.itemsize
+    if m.view.ndim == 2:
+        m.columns, m.column_stride = m.view.shape[1], m.view.strides[1]
+    PyBuffer_Release(&m.view)
+    return 0
+
+
 cdef int check_tokens(Py_ssize_t n, object name) except -1:
     if n > 1 << 30:
         raise InvalidInput(expected="at most 2^30 tokens", got=str(n), at=f"{name}.shape")
@@ -572,9 +583,11 @@ cdef class Expert:
 
     cdef clb_expert pointers
     cdef _Memory memory  # where the weights are, or
-    cdef readonly Watch watch  # the pages that they are on, or
-    cdef object array  # somebody else's array
+    cdef tuple arrays  # somebody else's arrays,
+    cdef Matrix up, down  # which are there
+    cdef readonly Watch watch  # over the pages that those are on
     cdef readonly size_t n_bytes
+    cdef readonly bint in_place
 
 
 @cython.final
@@ -587,6 +600,7 @@ cdef class ExpertSet:
     cdef tuple experts
     cdef _Memory pointers
     cdef _Memory present  # a byte an id: whether it is in use
+    cdef bint watched, in_place  # whether an expert is on pages that may be lost, or in somebody else's arrays
 
     def __cinit__(self, experts):
         cdef Py_ssize_t i, n
@@ -606,6 +620,8 @@ cdef class ExpertSet:
             if isinstance(self.experts[i], Expert):
                 expert = self.experts[i]
                 to[i] = expert.pointers
+                self.watched |= expert.watch is not None
+                self.in_place |= expert.in_place
 
     def __len__(self):
         return len(self.experts)
@@ -625,11 +641,9 @@ cdef class ExpertKernel:
     cdef readonly int threads, max_tokens
     cdef _Workspaces workspaces
 
-    def __cinit__(self, int hidden_size, int intermediate_size, int activation, bint gated, bint panels,
-                  float alpha=1.0, float beta=0.0, limit=None, int threads=1, int max_tokens=512,
-                  int dtype=0):
+    def __cinit__(self, int hidden_size, int intermediate_size, int activation, bint gated, float alpha=1.0,
+                  float beta=0.0, limit=None, int threads=1, int max_tokens=512, int dtype=0):
         self.shape.hidden_size, self.shape.intermediate_size = hidden_size, intermediate_size
-        self.shape.layout = CLB_LAYOUT_PANELS if panels else CLB_LAYOUT_ROWS
         self.shape.dtype = <clb_dtype>dtype
         self.shape.rule = clb_activation_rule(
             <clb_activation>activation, gated, alpha, beta, INFINITY if limit is None else limit
@@ -682,8 +696,10 @@ cdef class ExpertKernel:
             close_matrix(&u)
             close_matrix(&d)
         expert.memory, expert.n_bytes = memory, n_up + n_down + n_bases * sizeof(float)
-        expert.pointers = clb_expert(memory.data, NULL, memory.data + n_up, NULL, bases,
-                                     bases + clb_up_panels(&self.shape))
+        expert.pointers.up, expert.pointers.down = memory.data, memory.data + n_up
+        expert.pointers.up_bases, expert.pointers.down_bases = bases, bases + clb_up_panels(&self.shape)
+        expert.pointers.up_place.bias = expert.pointers.down_place.bias = sizeof(float)
+        expert.pointers.up_place.up_bias = n * sizeof(float)
         if up_bias is not None:
             bias = <const float *>contiguous(up_bias, halves * n * sizeof(float))
             for i in range(halves * n):  # alternating biases become gate biases, then up biases
@@ -697,23 +713,37 @@ cdef class ExpertKernel:
             expert.n_bytes += hidden * sizeof(float)
         return expert
 
-    def in_place(self, raw not None):
-        """Run one expert from its raw file's floats ``[w1, b1, w2, b2]`` (SPEC R8), where they lie.
+    def in_place(self, up, down, up_bias=None, down_bias=None, bint interleaved=False, Watch watch=None):
+        """Run one expert where its weights lie, at any address: float32, or bfloat16 as uint16.
 
-        raw is an array, or a Watch over one.
+        Shapes and interleaved are as for pack; inputs, or outputs, should lie side by side. Biases are float32 or
+        bfloat16. watch is over the pages that all of them are on.
         """
         cdef Expert expert = Expert()
-        if isinstance(raw, Watch):
-            expert.watch, raw = raw, raw.array
-        cdef size_t n = self.shape.intermediate_size, hidden = self.shape.hidden_size
-        cdef size_t outputs = n * (2 if self.shape.rule.gated else 1)
-        cdef size_t n_floats = outputs * hidden + outputs + hidden * n + hidden
-        cdef const float *w = <const float *>contiguous(raw, n_floats * sizeof(float))
-        expert.array, expert.n_bytes = raw, n_floats * sizeof(float)
-        expert.pointers = clb_expert(
-            w, w + outputs * hidden, w + outputs * hidden + outputs, w + outputs * hidden + outputs + hidden * n, NULL,
-            NULL
-        )
+        cdef clb_expert *e = &expert.pointers
+        cdef clb_place *place = &e.up_place
+        cdef Matrix bias
+        cdef int n = self.shape.intermediate_size
+        expert.arrays, expert.watch = (up, down, up_bias, down_bias), watch
+        expert.n_bytes = sum([array.nbytes for array in expert.arrays if array is not None])
+        look_at(up, &expert.up)
+        look_at(down, &expert.down)
+        e.up, place.output, place.input = expert.up.data, expert.up.row_stride, expert.up.column_stride
+        e.down, e.down_place.output = expert.down.data, expert.down.row_stride
+        e.down_place.input = expert.down.column_stride
+        expert.in_place = place.in_place = e.down_place.in_place = True
+        if up_bias is not None:
+            look_at(up_bias, &bias)
+            e.up_bias, place.bias, place.narrow = bias.data, bias.row_stride, bias.view.itemsize == 2
+        if down_bias is not None:
+            look_at(down_bias, &bias)
+            e.down_bias, e.down_place.bias = bias.data, bias.row_stride
+            e.down_place.narrow = bias.view.itemsize == 2
+        place.up, place.up_bias = place.output * n, place.bias * n
+        if interleaved:
+            place.up, place.up_bias = place.output, place.bias
+            place.output *= 2
+            place.bias *= 2
         return expert
 
     def run(self, ExpertSet experts not None, hidden, expert_ids, expert_weights, out=None, loader=None):
@@ -724,6 +754,7 @@ cdef class ExpertKernel:
         """
         cdef Matrix x, ids, weights, y
         cdef _Memory workspace
+        cdef Expert expert
         x.held = ids.held = weights.held = y.held = False
         contract = f"float32 (tokens, {self.shape.hidden_size})"
         try:
@@ -753,6 +784,12 @@ cdef class ExpertKernel:
                                    got=f"shape {shape_of(&y)}, strides {(y.row_stride, y.column_stride)}", at="out")
             if overlap(&y, &x) or overlap(&y, &ids) or overlap(&y, &weights):
                 raise InvalidInput(expected="memory of its own", got="an overlap with an input", at="out")
+            if experts.in_place:
+                for entry in experts.experts:
+                    if isinstance(entry, Expert):
+                        expert = entry
+                        if expert.in_place and (overlap(&y, &expert.up) or overlap(&y, &expert.down)):
+                            raise InvalidInput(expected="memory of its own", got="an overlap with a weight", at="out")
             workspace = self.workspaces.take()
             try:
                 self.run_chunks(experts, &x, &ids, &weights, &y, workspace, loader)
@@ -785,7 +822,7 @@ cdef class ExpertKernel:
         """Refuse an answer from experts whose file has lost its pages."""
         cdef Py_ssize_t i
         cdef Expert expert
-        if self.shape.layout != CLB_LAYOUT_ROWS:
+        if not experts.watched:
             return 0
         for i in range(n):
             if ids[i] >= 0:
@@ -800,7 +837,6 @@ cdef class ExpertKernel:
         cdef int n_experts = <int>len(experts.experts), hidden = self.shape.hidden_size, csr
         cdef Py_ssize_t top_k = ids.columns, chunk, first, n, t, k
         cdef size_t state_bytes = clb_activation_bytes(&self.shape), input_bytes = clb_input_bytes(&self.shape)
-        cdef size_t n_unpacked = self.threads * clb_unpacked_floats(&self.shape)
         cdef clb_experts_job job
         cdef int32_t *all_ids
         cdef int32_t *offsets
@@ -809,7 +845,7 @@ cdef class ExpertKernel:
         cdef float *gathered
         cdef float *summed
         # What may fail half-way (a load, a file that loses its pages) is summed apart: out is written whole or not.
-        cdef bint copies = not direct(x), apart = loader is not None or self.shape.layout == CLB_LAYOUT_ROWS
+        cdef bint copies = not direct(x), apart = loader is not None or experts.watched
         if x.rows == 0:
             return 0
         chunk = min(<Py_ssize_t>self.max_tokens, x.rows, max(1, (1 << 30) // max(1, top_k)))  # slots are counted in int
@@ -819,14 +855,13 @@ cdef class ExpertKernel:
         cdef size_t n_gathered = <size_t>(chunk * hidden) if copies else 0
         workspace.reserve(
             n_slots * state_bytes + chunk * input_bytes
-            + (n_unpacked + n_gathered + n_summed + 2 * n_slots + n_ids + n_experts + 1) * sizeof(float)
+            + (n_gathered + n_summed + 2 * n_slots + n_ids + n_experts + 1) * sizeof(float)
         )
         job.shape, job.top_k = &self.shape, <int>top_k
         job.experts = <const clb_expert *>experts.pointers.data
         job.activations = workspace.data
         job.inputs = workspace.data + n_slots * state_bytes
-        job.unpacked = <float *>(workspace.data + n_slots * state_bytes + chunk * input_bytes)
-        gathered = job.unpacked + n_unpacked
+        gathered = <float *>(workspace.data + n_slots * state_bytes + chunk * input_bytes)
         summed = gathered + n_gathered
         slot_weights = summed + n_summed
         order = <int32_t *>(slot_weights + n_slots)
@@ -1065,7 +1100,7 @@ def time_expert(ExpertKernel kernel not None, ExpertSet experts not None, slots,
     cdef clb_samples samples = samples_into(ns, n_calls)
     cdef clb_experts_job job
     cdef _Memory scratch = _Memory()
-    scratch.reserve(state_bytes + input_bytes + clb_unpacked_floats(&kernel.shape) * sizeof(float))
+    scratch.reserve(state_bytes + input_bytes)
     offsets, order = dispatch(slots, <int>len(experts.experts))
     job.shape, job.top_k, job.experts = &kernel.shape, 1, <const clb_expert *>experts.pointers.data
     job.offsets, job.order = <const int32_t *>data_of(offsets), <const int32_t *>data_of(order)
@@ -1074,14 +1109,13 @@ def time_expert(ExpertKernel kernel not None, ExpertSet experts not None, slots,
     job.x, job.x_stride = <const float *>contiguous(hidden, n_floats * sizeof(float)), kernel.shape.hidden_size
     job.y, job.y_stride = <float *>contiguous(y, n_floats * sizeof(float)), kernel.shape.hidden_size
     job.n_tokens, job.activations, job.inputs = <int>n, scratch.data, scratch.data + state_bytes
-    job.unpacked = <float *>(scratch.data + state_bytes + input_bytes)
     with nogil:
         clb_experts_begin(kernels, &job, 1)
         clb_time_expert(kernels, &job, expert, &samples)
 
 
 def metered(call, /):
-    """Make a call: (its result, ns in linear_f32, calls of it, ns in transpose_f32, calls of it).
+    """Make a call: (its result, ns in linear_f32, calls of it, ns in fill_panels, calls of it).
 
     The times are the calling thread's and hold a clock read a call. Calls of other threads meanwhile are metered too,
     to no effect but the time that the clock takes.
@@ -1095,7 +1129,7 @@ def metered(call, /):
     finally:
         kernels = before
     meter = clb_meter_read()
-    return result, meter.linear_ns, meter.linear_calls, meter.transpose_ns, meter.transpose_calls
+    return result, meter.linear_ns, meter.linear_calls, meter.fill_ns, meter.fill_calls
 
 
 def peak_gflops(int threads, /):

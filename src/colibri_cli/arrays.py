@@ -23,9 +23,18 @@ def as_array(name: str, value: object) -> npt.NDArray[Any]:
             return np.from_dlpack(value)
         return np.asarray(value)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
-        raise InvalidInput(
-            expected="an array in CPU memory", got=f"{type(value).__name__} ({error})", at=name
-        ) from error
+        raise unreadable(name, value, error) from error
+
+
+def unreadable(name: str, value: object, error: Exception) -> InvalidInput:
+    """Say why a value's memory cannot be read."""
+    kind = type(value).__name__ + (f" of {value.dtype}" if hasattr(value, "dtype") else "")
+    return InvalidInput(
+        expected="an array in CPU memory",
+        got=f"{kind} ({error})",
+        at=name,
+        hint="pass its .detach(): weights are only read" if getattr(value, "requires_grad", False) is True else None,
+    )
 
 
 def finite_float32(name: str, value: object, ndim: int) -> npt.NDArray[np.float32]:

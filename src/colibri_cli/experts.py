@@ -6,20 +6,21 @@ import mmap
 import os
 import threading
 from pathlib import Path
-from typing import Any, TypedDict
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from colibri_cli import _core, forks
-from colibri_cli.arrays import as_array
 from colibri_cli.checks import check_choice, check_float32, check_integer
 from colibri_cli.config import load_config
 from colibri_cli.errors import InvalidInput, UsageError
+from colibri_cli.expert_arrays import ExpertArrays
 from colibri_cli.expert_cache import ExpertCache, ExpertFile
 from colibri_cli.formats.experts import ExpertShape
 from colibri_cli.formats.mapped_file import map_floats, read_floats
 from colibri_cli.topology import check_threads
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 LOADINGS = ("mmap", "static", "on-demand")
 LARGEST_SIZE = 1 << 24  # hidden or intermediate
@@ -27,13 +28,18 @@ ARRAYS = "arrays"  # where experts are from that no file held
 
 
 class ExpertStats(TypedDict):
-    """What :meth:`Experts.stats` counts; hits, misses and evictions are those of on-demand loading."""
+    """What :meth:`Experts.stats` counts.
+
+    Of the resident bytes, those in place are the caller's arrays or a file's pages; the others are the kernels' own.
+    Hits, misses and evictions are those of on-demand loading.
+    """
 
     loading: str
     source: str
     n_experts: int
     resident: int
     resident_bytes: int
+    in_place_bytes: int
     hits: int
     misses: int
     evictions: int
@@ -85,26 +91,29 @@ class Experts:
         beta: float = 0.0,
         threads: int | None = None,
         max_tokens: int = 512,
+        copy: bool = True,
     ) -> Experts:
-        """Copy trained weights into the kernels' layout.
+        """Take trained weights: copied into the kernels' layout, or where they are.
 
         An expert computes ``down @ act(up @ x + up_bias) + down_bias``, or gated
         ``down @ (act(g) * (u + beta)) + down_bias``.
 
         Parameters
         ----------
-        gate_up : array of float32, (E, 2I, H), or (E, I, H) where not gated
-            PyTorch's layout; any strides.
-        down : array of float32, (E, H, I)
-        gate_up_bias : array of float32, (E, 2I) or (E, I), optional
-        down_bias : array of float32, (E, H), optional
+        gate_up : array of float32, bfloat16 or float16, (E, 2I, H), or (E, I, H) where not gated
+            PyTorch's layout; any strides. NumPy has no bfloat16: it comes from DLPack (PyTorch) or ml_dtypes.
+        down : likewise, (E, H, I)
+        gate_up_bias : likewise, (E, 2I) or (E, I), optional
+            Held as float32.
+        down_bias : likewise, (E, H), optional
         activation : {"silu", "gelu", "gelu_tanh", "relu", "relu2"}
             ``silu(g) = g * sigmoid(alpha * g)``; "gelu" is the exact one, through erf.
         gated : bool
             Whether ``gate_up`` holds a gate and an up projection.
         dtype : {"float32", "bfloat16", "int8", "int4"}
             Of the weights held: 32, 16, 8.5 or 4.5 bits each. int8 and int4 share a scale (int4 also a zero) among 32
-            inputs, chosen to make the squared error small; docs/numerics.md has the errors.
+            inputs, chosen to make the squared error small; docs/numerics.md has the errors. What is given in another
+            type is widened exactly or rounded to nearest.
         layout : {"concatenated", "interleaved"}
             Gate rows then up rows, or gate and up rows in turn.
         transposed : bool
@@ -117,6 +126,12 @@ class Experts:
             Default: what the CPU affinity and the cgroup's quota allow.
         max_tokens : int
             Tokens that the workspace is sized for, 1 to 65,536; longer batches run in chunks with the same bits.
+        copy : bool
+            False: run the caller's arrays, biases too, where they are, with the same bits and no memory for a second
+            copy. They are kept alive, are never written, and may be read-only and at any address; what is changed in
+            them between two calls is seen, and nobody may change them during one. Weights must be of ``dtype``,
+            "float32" or "bfloat16", with each output's inputs, or each input's outputs, side by side in memory.
+            Slower where few tokens share an expert; docs/library.md has the price.
 
         Raises
         ------
@@ -125,35 +140,12 @@ class Experts:
         """
         check_choice("dtype", dtype, _core.DTYPES)
         check_choice("layout", layout, ("concatenated", "interleaved"))
-        up, low = _weights("gate_up", gate_up), _weights("down", down)
-        if dtype in ("int8", "int4"):
-            _check_finite("gate_up", up, dtype)
-            _check_finite("down", low, dtype)
-        if transposed:
-            up, low = up.transpose(0, 2, 1), low.transpose(0, 2, 1)
-        n_experts, hidden, inter = low.shape
-        n_up = inter * (2 if gated else 1)
-        if up.shape != (n_experts, n_up, hidden) or 0 in low.shape or n_experts > _core.MAX_EXPERTS:
-            raise InvalidInput(
-                expected="gate_up (E, 2I, H)" if gated else "gate_up (E, I, H)",
-                got=f"{up.shape} for down {low.shape}" + (" after transposing" if transposed else ""),
-                at="gate_up.shape",
-                hint=f"down is (E, H, I): 1 to {_core.MAX_EXPERTS} experts, sizes of at least 1",
-            )
-        up_bias = _bias("gate_up_bias", gate_up_bias, (n_experts, n_up))
-        low_bias = _bias("down_bias", down_bias, (n_experts, hidden))
+        arrays = ExpertArrays.take(gate_up, down, gate_up_bias, down_bias, gated=gated, transposed=transposed)
+        _, hidden, inter = arrays.down.array.shape
         shape = ExpertShape(hidden, inter, activation, gated)
-        kernel = _kernel(shape, True, threads, max_tokens, alpha=alpha, beta=beta, limit=limit, dtype=dtype)
-        entries = [
-            kernel.pack(
-                up[e],
-                low[e],
-                None if up_bias is None else up_bias[e],
-                None if low_bias is None else low_bias[e],
-                gated and layout == "interleaved",
-            )
-            for e in range(n_experts)
-        ]
+        kernel = _kernel(shape, threads, max_tokens, alpha=alpha, beta=beta, limit=limit, dtype=dtype)
+        make = arrays.packed if copy else arrays.in_place
+        entries = make(kernel, dtype, gated and layout == "interleaved")
         return cls(kernel, shape, entries, loading="static", source=ARRAYS)
 
     @classmethod
@@ -197,7 +189,7 @@ class Experts:
             shape, files = _from_config(folder)
         check_choice("loading", loading, LOADINGS)
         check_integer("cache_experts", cache_experts, 1, _core.MAX_EXPERTS)
-        kernel = _kernel(shape, loading != "mmap", threads, max_tokens)
+        kernel = _kernel(shape, threads, max_tokens)
         cache = None
         if loading == "on-demand":
             cache = ExpertCache(lambda file: _load_file(kernel, shape, file), cache_experts)
@@ -318,6 +310,7 @@ class Experts:
             n_experts=len(entries),
             resident=resident,
             resident_bytes=resident_bytes,
+            in_place_bytes=sum(expert.n_bytes for expert in entries if cache is None and expert.in_place),
             hits=0 if cache is None else cache.hits,
             misses=0 if cache is None else cache.misses,
             evictions=0 if cache is None else cache.evictions,
@@ -329,7 +322,8 @@ class Experts:
             return ExpertFile(path, self._shape)
         if self._loading == "mmap":
             floats = map_floats(path, self._shape.n_bytes, self._shape.file)
-            return self._kernel.in_place(_core.Watch(floats, os.fspath(path)))
+            w1, b1, w2, b2 = self._shape.split(floats)
+            return self._kernel.in_place(w1, w2, b1, b2, watch=_core.Watch(floats, os.fspath(path)))
         return _pack(self._kernel, self._shape, path)
 
     def _swap(self, i: int, expert: Any) -> None:
@@ -346,7 +340,6 @@ class Experts:
 
 def _kernel(
     shape: ExpertShape,
-    panels: bool,
     threads: int | None,
     max_tokens: int,
     *,
@@ -361,7 +354,6 @@ def _kernel(
         check_integer("intermediate_size", shape.intermediate_size, 1, LARGEST_SIZE),
         _core.ACTIVATIONS[shape.activation],
         shape.gated,
-        panels,
         check_float32("alpha", alpha),
         check_float32("beta", beta),
         None if limit is None else check_float32("limit", limit, above=0),
@@ -396,30 +388,3 @@ def _from_config(folder: Path) -> tuple[ExpertShape, list[str]]:
         at=str(folder),
         hint="raw expert files do not tell their shape; pass shape= and files=",
     )
-
-
-def _weights(name: str, value: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    array = as_array(name, value)
-    if array.dtype != np.float32 or array.ndim != 3:
-        raise InvalidInput(expected="float32 with 3 dimensions", got=f"{array.dtype} {array.shape}", at=name)
-    return _aligned(array)
-
-
-def _check_finite(name: str, array: npt.NDArray[np.float32], dtype: str) -> None:
-    for e, weights in enumerate(array):
-        if not np.isfinite(weights).all():
-            raise InvalidInput(expected=f"finite weights, to hold as {dtype}", got="NaN or infinity", at=f"{name}[{e}]")
-
-
-def _bias(name: str, value: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[np.float32] | None:
-    if value is None:
-        return None
-    array = as_array(name, value)
-    if array.dtype != np.float32 or array.shape != shape:
-        raise InvalidInput(expected=f"float32 {shape}", got=f"{array.dtype} {array.shape}", at=name)
-    return np.ascontiguousarray(array)
-
-
-def _aligned(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    whole = all(stride % array.itemsize == 0 for stride in array.strides)
-    return array if array.flags.aligned and whole else array.copy()

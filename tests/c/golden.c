@@ -50,7 +50,7 @@ static void add_linear(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_
   }
   clb_input a = {rows, 0, 1, n_inputs};
   ptrdiff_t row_stride = CLB_PANEL * (dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float));
-  clb_panels b = {panels, 0, (ptrdiff_t)panel_bytes, row_stride, bases};
+  clb_panels b = {panels, 0, (ptrdiff_t)panel_bytes, row_stride, bases, 0};
   linear[dtype](&a, n_rows, &b, n_panels, init, &c[0][0], MOST_PANELS * CLB_PANEL);
   for (int r = 0; r < n_rows; r++) add(c[r], (size_t)n_panels * CLB_PANEL * sizeof(float));
   free(panels), free(quants);
@@ -118,6 +118,58 @@ static void add_gate_by_score(const clb_kernels *k, int n_rows, int n_experts, i
   }
 }
 
+/* Panels filled from rows, from columns, and from a gate's and an up projection's columns in turn are the packed ones,
+ * and a chain that is cut goes on. Ends the program where that is not so. */
+static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_inputs) {
+  enum { OUTPUTS = 2 * CLB_PANEL };
+  int size = dtype == CLB_BF16 ? 2 : 4, cut = n_inputs / 2, alike = 1;
+  float w[OUTPUTS][MOST_INPUTS], x[ROWS][MOST_INPUTS], init[OUTPUTS], whole[ROWS][OUTPUTS], parts[ROWS][OUTPUTS];
+  char lying[3][OUTPUTS * MOST_INPUTS * 4 + 1], packed[OUTPUTS * MOST_INPUTS * 4], filled[OUTPUTS * MOST_INPUTS * 4];
+  const float *rows[ROWS], *later[ROWS];
+  for (int j = 0; j < OUTPUTS; j++) {
+    init[j] = number();
+    for (int i = 0; i < n_inputs; i++) {
+      uint32_t bits;
+      w[j][i] = number();
+      memcpy(&bits, &w[j][i], 4);
+      if (size == 2) bits &= 0xffff0000;
+      memcpy(&w[j][i], &bits, 4);
+      const char *value = (const char *)&bits + 4 - size;
+      int turn = j % CLB_PANEL * 2 + j / CLB_PANEL; /* gate 0, up 0, gate 1, ... */
+      memcpy(lying[0] + 1 + (j * n_inputs + i) * size, value, (size_t)size);
+      memcpy(lying[1] + 1 + (i * OUTPUTS + j) * size, value, (size_t)size);
+      memcpy(lying[2] + 1 + (i * OUTPUTS + turn) * size, value, (size_t)size);
+    }
+  }
+  ptrdiff_t panel_bytes = (ptrdiff_t)clb_panel_bytes(dtype, n_inputs);
+  clb_pack_panels(k, dtype, &w[0][0], MOST_INPUTS, 1, OUTPUTS, n_inputs, packed, panel_bytes, NULL, 0, 1);
+  for (int way = 0; way < 3; way++) {
+    const char *outputs[OUTPUTS], *next[2] = {lying[way], lying[way]};
+    for (int j = 0; j < OUTPUTS; j++) {
+      int place = way == 0 ? j * n_inputs : way == 1 ? j : j % CLB_PANEL * 2 + j / CLB_PANEL;
+      outputs[j] = lying[way] + 1 + place * size;
+    }
+    k->fill_panels(dtype, outputs, 2, way == 0 ? size : OUTPUTS * size, 0, n_inputs, next, filled);
+    alike &= memcmp(filled, packed, 2 * (size_t)panel_bytes) == 0;
+  }
+  for (int r = 0; r < n_rows; r++) {
+    for (int i = 0; i < n_inputs; i++) x[r][i] = number();
+    rows[r] = x[r], later[r] = x[r] + cut;
+  }
+  clb_linear linear = dtype == CLB_BF16 ? k->linear_bf16 : k->linear_f32;
+  clb_panels b = {packed, 0, panel_bytes, CLB_PANEL * size, NULL, 0};
+  clb_input all = {rows, 0, 1, n_inputs}, first = {rows, 0, 1, cut}, rest = {later, 0, 1, n_inputs - cut};
+  linear(&all, n_rows, &b, 2, init, &whole[0][0], OUTPUTS);
+  linear(&first, n_rows, &b, 2, init, &parts[0][0], OUTPUTS);
+  b.data = packed + cut * CLB_PANEL * size;
+  linear(&rest, n_rows, &b, 2, NULL, &parts[0][0], OUTPUTS);
+  alike &= memcmp(whole, parts, (size_t)n_rows * sizeof *whole) == 0;
+  if (!alike) {
+    fprintf(stderr, "%s, dtype %d, %d rows, %d inputs: not the packed bits\n", k->isa, dtype, n_rows, n_inputs);
+    exit(1);
+  }
+}
+
 int main(void) {
   for (const char *const *name = clb_isa_names(); *name; name++) {
     const clb_kernels *k = clb_kernels_by_name(*name);
@@ -136,6 +188,9 @@ int main(void) {
       for (int n_experts = 1; n_experts <= 4 * CLB_PANEL; n_experts += 7)
         add_gate_by_score(k, n_rows, n_experts, 1 + n_rows * 3 % n_experts);
     }
+    for (int n_rows = 1; n_rows <= ROWS; n_rows++)
+      for (int n_inputs = 1; n_inputs < MOST_INPUTS; n_inputs += 3)
+        for (int dtype = CLB_F32; dtype <= CLB_BF16; dtype++) check_in_place(k, (clb_dtype)dtype, n_rows, n_inputs);
     printf("%s %016llx\n", k->isa, (unsigned long long)hash);
   }
   return 0;

@@ -35,7 +35,8 @@ if case == "mmap":
     files = ffns.write(pathlib.Path(folder.name))
     experts = Experts.open(folder.name, "mmap", threads=threads, shape=ExpertShape(H, I, "silu", True), files=files)
 else:
-    experts = Experts.from_arrays(**ffns.arrays(), threads=threads, max_tokens=24 if case == "chunks" else 512)
+    tokens = 24 if case == "chunks" else 512
+    experts = Experts.from_arrays(**ffns.arrays(), threads=threads, max_tokens=tokens, copy=case != "in place")
 if case == "strided":
     x, ids, weights = (np.repeat(a, 2, axis=1)[:, ::2] for a in (x, ids.astype(np.int64), weights))
 
@@ -89,7 +90,7 @@ def python(code, *arguments, **environment):
 
 @pytest.mark.skipif(_core.sanitized(), reason="the sanitizer brings an allocator of its own")
 @pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("case", ["static", "mmap", "chunks", "strided"])
+@pytest.mark.parametrize("case", ["static", "mmap", "in place", "chunks", "strided"])
 def test_a_warmed_call_allocates_nothing(case, threads, counter):
     python(WARMED_CALLS, case, threads, LD_PRELOAD=str(counter))
 
@@ -98,8 +99,9 @@ def test_a_warmed_call_allocates_nothing(case, threads, counter):
 AT_THE_END_OF_A_PAGE = """
 import ctypes, faulthandler, mmap, sys
 import numpy as np
-from reference import Ffns, integers, numbers
+from reference import BFloat16, Ffns, high_halves, integers, numbers
 from colibri_cli import Experts, Router, _core
+from colibri_cli.formats.experts import ExpertShape
 
 faulthandler.enable()
 _core.use_isa(sys.argv[1])
@@ -128,11 +130,27 @@ for hidden, inter in ((1, 1), (7, 9), (16, 8), (17, 15), (33, 31), (64, 48), (65
             Experts.from_arrays(**arrays).run(*guarded, out=out)
             assert (out == expected).all()
 
-            kernel = _core.ExpertKernel(hidden, inter, _core.ACTIVATIONS["relu"], gated, False)
-            raw = [kernel.in_place(at_the_end(np.frombuffer(ffns.raw(e), np.float32))) for e in range(2)]
+            kernel = _core.ExpertKernel(hidden, inter, _core.ACTIVATIONS["relu"], gated)
+            shape = ExpertShape(hidden, inter, "relu", gated)
+            files = [shape.split(at_the_end(np.frombuffer(ffns.raw(e), np.float32))) for e in range(2)]
+            raw = [kernel.in_place(w1, w2, b1, b2) for w1, b1, w2, b2 in files]
             out[...] = 0
             kernel.run(_core.ExpertSet(raw), *guarded, out=out)
             assert (out == expected).all()
+
+            in_turn = np.arange(2 * inter).reshape(2, inter).T.ravel() if gated else np.arange(inter)
+            for layout, order in (("concatenated", slice(None)), ("interleaved", in_turn)):
+                for axes in ((0, 1, 2), (0, 2, 1)):
+                    up, down = (np.ascontiguousarray(a.transpose(axes)) for a in (ffns.up[:, order], ffns.down))
+                    arrays = {"gate_up": up, "down": down, "gate_up_bias": ffns.up_bias[:, order]}
+                    arrays["down_bias"] = ffns.down_bias
+                    options = {"activation": "relu", "gated": gated, "layout": layout, "transposed": axes[1] == 2}
+                    own = Experts.from_arrays(**{k: at_the_end(a) for k, a in arrays.items()}, **options, copy=False)
+                    assert (own.run(*guarded) == expected).all()
+                    arrays = {k: BFloat16(at_the_end(high_halves(a))) for k, a in arrays.items()}
+                    narrow = Experts.from_arrays(**arrays, **options, dtype="bfloat16", copy=False)
+                    packed = Experts.from_arrays(**arrays, **options, dtype="bfloat16")
+                    assert (narrow.run(*guarded) == packed.run(*guarded)).all()
 
             router = Router.from_array(at_the_end(numbers(5, inter, hidden)), at_the_end(numbers(6, inter)), top_k=1)
             router.route(guarded[0])

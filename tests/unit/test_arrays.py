@@ -183,8 +183,9 @@ def test_another_dtype_is_refused_by_name(dtype, experts, router, batch):
     for call in (router.route, Router.from_array):
         with pytest.raises(InvalidInput, match=f"Expected float32 .*, got {dtype}"):
             call(np.zeros((T, H), dtype))
-    with pytest.raises(InvalidInput, match=f"got {dtype}"):
-        Experts.from_arrays(np.zeros((1, 2, 1), dtype), np.zeros((1, 1, 1), np.float32))
+    if dtype != "float16":  # which weights may be
+        with pytest.raises(InvalidInput, match=f"Expected float32, bfloat16 or float16, .*, got {dtype}"):
+            Experts.from_arrays(np.zeros((1, 2, 1), dtype), np.zeros((1, 1, 1), np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int16", "uint32", "uint64", "int8", "bool", ">i4", ">i8", "float64"])

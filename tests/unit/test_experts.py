@@ -81,6 +81,7 @@ def test_on_demand_counts(folder):
         "n_experts": E,
         "resident": 0,
         "resident_bytes": 0,
+        "in_place_bytes": 0,
         "hits": 0,
         "misses": 0,
         "evictions": 0,
@@ -104,6 +105,7 @@ def test_the_other_loadings_count(loading, folder):
     assert (stats["loading"], stats["n_experts"], stats["resident"], stats["hits"]) == (loading, E, E, 0)
     assert stats["bytes_read"] == (0 if loading == "mmap" else E * SHAPE.n_bytes)
     assert stats["resident_bytes"] >= E * SHAPE.n_bytes
+    assert stats["in_place_bytes"] == (stats["resident_bytes"] if loading == "mmap" else 0)
 
 
 def test_mapped_experts_are_the_files_pages(folder):

@@ -26,6 +26,10 @@ def _numbers(*shape: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(1).standard_normal(shape, np.float32)
 
 
+def _high_halves(a: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    return (a.view(np.uint32) >> 16).astype(np.uint16)
+
+
 def exercise() -> int:
     """Call the kernels; give the number of calls."""
     n_calls = 0
@@ -61,11 +65,14 @@ def _layer(n_tokens: int, hidden: int, n_experts: int, threads: int) -> int:
     for activation in _core.ACTIVATIONS:
         experts = Experts.from_arrays(up, down, activation=activation, threads=threads)
         experts.run(x, routing.expert_ids, routing.expert_weights)
-    n_floats = 3 * inter * hidden + 2 * inter + hidden
-    in_place = _core.ExpertKernel(hidden, inter, _core.ACTIVATIONS["silu"], True, False, threads=threads)
-    rows = _core.ExpertSet([in_place.in_place(_numbers(n_floats)) for _ in range(n_experts)])
-    in_place.run(rows, x, routing.expert_ids, routing.expert_weights)
-    return 2 * len(_GATES) + 2 + len(_core.ACTIVATIONS)
+    for dtype, arrays in (("float32", (up, down)), ("bfloat16", (_high_halves(up), _high_halves(down)))):
+        in_place = _core.ExpertKernel(
+            hidden, inter, _core.ACTIVATIONS["silu"], True, threads=threads, dtype=_core.DTYPES[dtype]
+        )
+        for w1, w2 in (arrays, tuple(map(np.asfortranarray, arrays))):
+            rows = _core.ExpertSet([in_place.in_place(w1[e], w2[e]) for e in range(n_experts)])
+            in_place.run(rows, x, routing.expert_ids, routing.expert_weights)
+    return 2 * len(_GATES) + 2 + len(_core.ACTIVATIONS) + 4
 
 
 def _ends(n_tokens: int, hidden: int, n_classes: int) -> int:

@@ -13,6 +13,8 @@ enum {
   TASKS_PER_THREAD = 8     /* enough to even out threads that are not equally fast */
 };
 
+enum { FEW = 4, MANY = 32 }; /* rows: fewer, or more, share a weight in place */
+
 static int blocks_of(int n, int block) { return (n + block - 1) / block; }
 
 static int quantised(clb_dtype dtype) { return dtype == CLB_I8 || dtype == CLB_I4; }
@@ -28,10 +30,6 @@ size_t clb_activation_bytes(const clb_experts_shape *s) {
   return quantised(s->dtype) ? clb_row_bytes(s->dtype, s->intermediate_size)
                              : (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL * sizeof(float);
 }
-size_t clb_unpacked_floats(const clb_experts_shape *s) {
-  size_t k = (size_t)(s->hidden_size > s->intermediate_size ? s->hidden_size : s->intermediate_size);
-  return s->layout == CLB_LAYOUT_ROWS ? CLB_UNIT * CLB_PANEL * k : 0;
-}
 
 static clb_linear linear_of(const clb_kernels *k, clb_dtype dtype) {
   switch (dtype) {
@@ -42,55 +40,129 @@ static clb_linear linear_of(const clb_kernels *k, clb_dtype dtype) {
   }
 }
 
-/* One projection of one expert: n_outputs columns from n_inputs, as panels or as rows. In a gated expert's up
- * projection (n_halves = 2) even panels are gate, odd panels up, and the up rows follow the gate rows. */
+/* One projection of one expert: n_outputs columns from n_inputs. */
 typedef struct {
-  const clb_experts_shape *shape;
-  const void *weights;
-  const float *bias;
+  clb_dtype dtype;
+  const char *weights, *bias;
+  const clb_place *place;
   const float *bases;
   int n_outputs, n_inputs, n_halves;
+  const char *then; /* what is read after this projection */
 } projection;
 
-static void panels_of(const clb_kernels *k, const projection *w, int panel, int n_panels, float *unpacked,
-                      clb_panels *b, float *init) {
-  int rows = w->shape->layout == CLB_LAYOUT_ROWS;
-  clb_dtype dtype = w->shape->dtype;
-  ptrdiff_t panel_bytes = (ptrdiff_t)clb_panel_bytes(dtype, w->n_inputs);
-  b->data = rows ? (const char *)unpacked : (const char *)w->weights + panel * panel_bytes;
-  b->segment_stride = 0, b->panel_stride = panel_bytes;
-  b->bases = w->bases ? w->bases + panel : NULL;
-  b->row_stride = CLB_PANEL * (dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float));
-  for (int p = 0; p < n_panels; p++) {
-    int half = (panel + p) % w->n_halves, column = (panel + p) / w->n_halves * CLB_PANEL;
-    int n = w->n_outputs - column < CLB_PANEL ? w->n_outputs - column : CLB_PANEL;
-    ptrdiff_t row = (ptrdiff_t)half * w->n_outputs + column;
-    if (rows)
-      k->transpose_f32((const float *)w->weights + row * w->n_inputs, w->n_inputs, n, w->n_inputs,
-                       unpacked + (ptrdiff_t)p * w->n_inputs * CLB_PANEL);
-    for (int j = 0; j < CLB_PANEL; j++) init[p * CLB_PANEL + j] = w->bias && j < n ? w->bias[row + j] : 0.0f;
+static int weight_bytes(const projection *w) { return w->dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float); }
+
+/* Whether an input's outputs are side by side: a long row, of which all panels take their part before the next rows. */
+static int in_columns(const projection *w) { return w->place->in_place && w->place->input != weight_bytes(w); }
+
+/* In a gated expert's up projection, n_halves = 2, even panels are gate and odd panels up. */
+static int half_of(const projection *w, int panel) { return panel & (w->n_halves - 1); }
+static int column_of(const projection *w, int panel) { return (panel >> (w->n_halves - 1)) * CLB_PANEL; }
+
+/* The start of n_panels' chains: biases, 0 beyond the last or where there are none. */
+static void start_of(const projection *w, int panel, int n_panels, float init[CLB_UNIT * CLB_PANEL]) {
+  const clb_place *at = w->place;
+  for (int p = 0; p < n_panels; p++, init += CLB_PANEL) {
+    memset(init, 0, CLB_PANEL * sizeof(float));
+    if (!w->bias) continue;
+    int column = column_of(w, panel + p), n = w->n_outputs - column;
+    const char *bias = w->bias + half_of(w, panel + p) * at->up_bias + column * at->bias;
+    if (n >= CLB_PANEL && at->bias == sizeof(float) && !at->narrow) {
+      memcpy(init, bias, CLB_PANEL * sizeof(float));
+      continue;
+    }
+    for (int j = 0; j < CLB_PANEL && j < n; j++, bias += at->bias)
+      if (at->narrow) memcpy((char *)&init[j] + sizeof(uint16_t), bias, sizeof(uint16_t));
+      else memcpy(&init[j], bias, sizeof(float));
   }
+}
+
+/* Where the weights of a panel's first output are in place; beyond the last panel, those of the last output. */
+static const char *panel_at(const projection *w, int panel) {
+  int column = column_of(w, panel), last = w->n_outputs - 1;
+  return w->weights + half_of(w, panel) * w->place->up + (column < last ? column : last) * w->place->output;
+}
+
+/* Goes on with c by inputs begin..end - 1 of weights in place, through a block of panels that stays in the L1 cache.
+ * Rows are read a cache line at a time where few x share them: more at once from so many rows sets off prefetchers that
+ * are wrong. The panels after these are asked for meanwhile, in the order of memory. */
+static __attribute__((noinline)) void add_in_place(const clb_kernels *k, const projection *w, int panel, int n_panels,
+                                                   const float *const *x, int n_rows, int begin, int end, float *c,
+                                                   ptrdiff_t ldc, const float *init) {
+  enum { CACHE_LINE = 64, MOST_LINES = 32 };
+  _Alignas(CACHE_LINE) char block[CLB_PANEL * MOST_LINES * CACHE_LINE];
+  const char *outputs[CLB_UNIT * CLB_PANEL], *next[CLB_UNIT];
+  const clb_place *at = w->place;
+  int size = weight_bytes(w), row_bytes = CLB_PANEL * size;
+  ptrdiff_t panel_bytes = (ptrdiff_t)row_bytes * w->n_inputs;
+  int last = column_of(w, panel + n_panels) >= w->n_outputs;
+  int small = n_panels * panel_bytes <= (ptrdiff_t)sizeof block;
+  for (int p = 0; p < n_panels; p++) {
+    const char *from = panel_at(w, panel + p);
+    int n = w->n_outputs - column_of(w, panel + p);
+#pragma GCC unroll 1
+    for (int j = 0; j < CLB_PANEL; j++) outputs[p * CLB_PANEL + j] = from + (j < n ? j : n - 1) * at->output;
+    next[p] = last ? w->then : panel_at(w, panel + n_panels + p);
+    if (last || at->output == 2 * at->up) next[p] = next[0] + p * panel_bytes; /* all of it in a row */
+  }
+  int most = (n_rows < FEW ? 1 : (n_rows < MANY ? 8 : MOST_LINES) / n_panels) * CACHE_LINE / size;
+  int n = (int)(-(uintptr_t)outputs[0] % CACHE_LINE) / 4 * 4 / size; /* the first block ends where a line does */
+  if (small) most = w->n_inputs;
+  if (n == 0 || small || in_columns(w)) n = most;
+  for (int i = begin; i < end; i += n, n = most, init = NULL) {
+    const float *rows[CLB_ROW_BLOCK];
+    if (n > end - i) n = end - i;
+    clb_input a = {rows, 0, 1, n};
+    clb_panels b = {block, 0, n * row_bytes, row_bytes, NULL, 0};
+    k->fill_panels(w->dtype, outputs, n_panels, at->input, i, n, next, block);
+    for (int r = 0; r < n_rows; r++) rows[r] = x[r] + i;
+    linear_of(k, w->dtype)(&a, n_rows, &b, n_panels, init, c, ldc);
+  }
+}
+
+/* c[r][...] = the projection's n_panels from panel, of the n_rows x[r]. */
+static void project(const clb_kernels *k, const projection *w, int panel, int n_panels, const float *const *x,
+                    int n_rows, float *c, ptrdiff_t ldc) {
+  float init[CLB_UNIT * CLB_PANEL];
+  if (!w->place->in_place) {
+    clb_input a = {x, 0, 1, w->n_inputs};
+    ptrdiff_t bytes = (ptrdiff_t)clb_panel_bytes(w->dtype, w->n_inputs);
+    clb_panels b = {w->weights + panel * bytes,         0, bytes, CLB_PANEL * weight_bytes(w),
+                    w->bases ? w->bases + panel : NULL, 1};
+    start_of(w, panel, n_panels, init);
+    linear_of(k, w->dtype)(&a, n_rows, &b, n_panels, init, c, ldc);
+    return;
+  }
+  int n = !in_columns(w) ? w->n_inputs : n_rows < FEW ? 16 : 256, group = in_columns(w) ? CLB_UNIT : n_panels;
+  for (int i = 0; i < w->n_inputs; i += n)
+    for (int p = 0; p < n_panels; p += group) {
+      int n_now = n_panels - p < group ? n_panels - p : group, end = w->n_inputs - i < n ? w->n_inputs : i + n;
+      if (i == 0) start_of(w, panel + p, n_now, init);
+      add_in_place(k, w, panel + p, n_now, x, n_rows, i, end, c + p * CLB_PANEL, ldc, i ? NULL : init);
+    }
 }
 
 /* Panels that one pass takes: a single row streams several at once, more rows find their chains in one or two. Where
  * intermediate states are quantised a pass makes whole groups of them, from two panels or two pairs. */
-static int panels_at_once(int n_rows, int in_groups) { return n_rows == 1 || in_groups ? CLB_UNIT : 2; }
+static int panels_at_once(const projection *w, int n_rows) {
+  if (in_columns(w)) return n_rows < CLB_ROW_BLOCK ? CLB_ROW_BLOCK / n_rows * CLB_UNIT : CLB_UNIT;
+  return n_rows == 1 || quantised(w->dtype) ? CLB_UNIT : 2;
+}
 
-static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end, char *h,
-                       float *unpacked) {
+static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end, char *h) {
   const clb_experts_shape *s = job->shape;
   const clb_expert *e = &job->experts[expert];
-  projection w = {s, e->up, e->up_bias, e->up_bases, s->intermediate_size, s->hidden_size, s->rule.gated ? 2 : 1};
-  clb_linear linear = linear_of(k, s->dtype);
+  projection w = {s->dtype,       e->up,
+                  e->up_bias,     &e->up_place,
+                  e->up_bases,    s->intermediate_size,
+                  s->hidden_size, s->rule.gated ? 2 : 1,
+                  e->down};
   size_t input_bytes = clb_input_bytes(s), h_bytes = clb_activation_bytes(s);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
-  for (int step = panels_at_once(n_rows, input_bytes > 0); panel < end; panel += step) {
+  for (int step = panels_at_once(&w, n_rows); panel < end; panel += step) {
     int n_panels = end - panel < step ? end - panel : step, ldt = n_panels * CLB_PANEL;
     int column = panel / w.n_halves * CLB_PANEL, width = ldt / w.n_halves;
     if (width > s->intermediate_size - column) width = s->intermediate_size - column;
-    clb_panels b;
-    float init[CLB_UNIT * CLB_PANEL];
-    panels_of(k, &w, panel, n_panels, unpacked, &b, init);
     for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
       const float *rows[CLB_ROW_BLOCK];
       float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
@@ -100,8 +172,7 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
         rows[i] = input_bytes ? (const float *)((const char *)job->inputs + token * input_bytes)
                               : job->x + token * job->x_stride;
       }
-      clb_input a = {rows, 0, 1, s->hidden_size};
-      linear(&a, n, &b, n_panels, init, t, ldt);
+      project(k, &w, panel, n_panels, rows, n, t, ldt);
       if (input_bytes) {
         float states[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
         k->activate_f32(&s->rule, t, n, ldt, n_panels, states, ldt);
@@ -115,26 +186,22 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
 }
 
 static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end,
-                         const char *h, float *unpacked) {
+                         const char *h, const char *then) {
   const clb_experts_shape *s = job->shape;
   const clb_expert *e = &job->experts[expert];
-  projection w = {s, e->down, e->down_bias, e->down_bases, s->hidden_size, s->intermediate_size, 1};
-  clb_linear linear = linear_of(k, s->dtype);
+  projection w = {s->dtype, e->down, e->down_bias, &e->down_place, e->down_bases, s->hidden_size, s->intermediate_size,
+                  1,        then};
   size_t h_bytes = clb_activation_bytes(s);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
-  for (int step = panels_at_once(n_rows, 0); panel < end; panel += step) {
+  for (int step = panels_at_once(&w, n_rows); panel < end; panel += step) {
     int n_panels = end - panel < step ? end - panel : step, ldt = n_panels * CLB_PANEL, column = panel * CLB_PANEL;
     int n_columns = s->hidden_size - column < ldt ? s->hidden_size - column : ldt;
-    clb_panels b;
-    float init[CLB_UNIT * CLB_PANEL];
-    panels_of(k, &w, panel, n_panels, unpacked, &b, init);
     for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
       const float *rows[CLB_ROW_BLOCK];
-      float t[CLB_ROW_BLOCK * 2 * CLB_PANEL];
+      float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
       int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
       for (int i = 0; i < n; i++) rows[i] = (const float *)(h + (r + i) * h_bytes);
-      clb_input a = {rows, 0, 1, s->intermediate_size};
-      linear(&a, n, &b, n_panels, init, t, ldt);
+      project(k, &w, panel, n_panels, rows, n, t, ldt);
       for (int i = 0; i < n; i++) {
         int slot = job->order[first + r + i];
         k->accumulate_f32(job->slot_weights[slot], t + i * ldt, n_columns,
@@ -156,7 +223,6 @@ typedef struct {
   int n_parts;     /* blocks of panels that one projection is split into */
   int16_t *active; /* [n_active]: experts with slots, for the up projection */
   int n_active;
-  size_t unpacked_each; /* floats of scratch for one thread */
 } split;
 
 /* Part i of n of n_panels, in whole units so that a single row still streams CLB_UNIT panels at once. */
@@ -167,22 +233,23 @@ static int part_start(int n_panels, int i, int n) {
 }
 
 static void up_task(void *arg, int index, int worker) {
+  (void)worker;
   const split *s = arg;
   /* By part, then by expert: whichever experts are active, a thread meets the same parts of them. */
   int expert = s->active[index % s->n_active], part = index / s->n_active;
   int n_panels = (int)clb_up_panels(s->job->shape);
   project_up(s->k, s->job, expert, part_start(n_panels, part, s->n_parts), part_start(n_panels, part + 1, s->n_parts),
-             states_of(s->job, s->begin, expert), s->job->unpacked + worker * s->unpacked_each);
+             states_of(s->job, s->begin, expert));
 }
 
 static void down_task(void *arg, int index, int worker) {
+  (void)worker;
   const split *s = arg;
   int n_panels = (int)clb_down_panels(s->job->shape);
   for (int e = s->begin; e < s->end; e++)
     if (s->job->offsets[e + 1] > s->job->offsets[e])
       project_down(s->k, s->job, e, part_start(n_panels, index, s->n_parts),
-                   part_start(n_panels, index + 1, s->n_parts), states_of(s->job, s->begin, e),
-                   s->job->unpacked + worker * s->unpacked_each);
+                   part_start(n_panels, index + 1, s->n_parts), states_of(s->job, s->begin, e), s->job->experts[e].up);
 }
 
 static int parts_for(int64_t work, int n_panels, int n_groups, int n_threads) {
@@ -221,8 +288,10 @@ void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin
   if (n_threads <= 1 || up_work + down_work < ALONE) {
     for (int e = begin; e < end; e++)
       if (job->offsets[e + 1] > job->offsets[e]) {
-        project_up(k, job, e, 0, n_up, job->activations, job->unpacked);
-        project_down(k, job, e, 0, n_down, job->activations, job->unpacked);
+        project_up(k, job, e, 0, n_up, job->activations);
+        int after = e + 1;
+        while (after < end && job->offsets[after + 1] == job->offsets[after]) after++;
+        project_down(k, job, e, 0, n_down, job->activations, job->experts[after < end ? after : e].up);
       }
     return;
   }
@@ -230,8 +299,7 @@ void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin
   int n_active = 0;
   for (int e = begin; e < end; e++)
     if (job->offsets[e + 1] > job->offsets[e]) active[n_active++] = (int16_t)e;
-  split s = {
-      k, job, begin, end, parts_for(up_work, n_up, n_active, n_threads), active, n_active, clb_unpacked_floats(shape)};
+  split s = {k, job, begin, end, parts_for(up_work, n_up, n_active, n_threads), active, n_active};
   clb_pool_run(up_task, &s, n_active * s.n_parts, n_threads);
   s.n_parts = parts_for(down_work, n_down, 1, n_threads);
   clb_pool_run(down_task, &s, s.n_parts, n_threads);

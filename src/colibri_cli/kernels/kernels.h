@@ -61,6 +61,7 @@ typedef struct {
   const void *data;
   ptrdiff_t segment_stride, panel_stride, row_stride;
   const float *bases; /* I4: what the scales of each panel are relative to */
+  int streamed;       /* whether they come from memory, and more follows them: to be asked for ahead of time */
 } clb_panels;
 
 /* How an expert's intermediate activation is formed from gate g and up u (u absent in an ungated expert):
@@ -88,7 +89,8 @@ typedef struct {
 } clb_gate_rule;
 
 /* c[r][16 p + j] = chain from init[16 p + j] over the input; r < n_rows <= CLB_ROW_BLOCK, p < n_panels. c has a row
- * stride of ldc >= 16 n_panels. I8 and I4 sum a group exactly in int32 and chain over groups. */
+ * stride of ldc >= 16 n_panels. I8 and I4 sum a group exactly in int32 and chain over groups. F32 and BF16 without init
+ * (NULL) go on from what c holds: a chain cut anywhere has the same bits. */
 typedef void (*clb_linear)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init,
                            float *c, ptrdiff_t ldc);
 
@@ -107,6 +109,13 @@ typedef struct {
 
   /* One group of an I8 or I4 panel from w[CLB_GROUP][CLB_PANEL]. */
   void (*pack_group)(clb_dtype dtype, const float *w, float base, uint8_t *to);
+
+  /* Panels of k inputs from first, as linear_f32 and linear_bf16 take them, from weights that lie otherwise, at any
+   * address: output j's input i at outputs[j] + i * input_stride bytes. first is even, and k but for the last inputs.
+   * Where each output's inputs are side by side, next[panel] is where memory begins that is wanted soon: the calls over
+   * all inputs together ask for a panel's bytes from there. It need not be readable. */
+  void (*fill_panels)(clb_dtype dtype, const char *const *outputs, int n_panels, ptrdiff_t input_stride, int first,
+                      int k, const char *const *next, void *panels);
 
   /* h[r][16 p + j] from t: gated, t holds panels gate, up, gate, up, ... and n_panels is even; else t is the gate. */
   void (*activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
@@ -232,23 +241,27 @@ void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrd
                      float *bases, ptrdiff_t base_stride, int n_threads);
 
 /* experts.c */
+
+/* Where one projection's weights and biases are. In place (F32, BF16): output j, input i at j * output + i * input
+ * bytes, the up projection of a gated expert up bytes behind the gate. Else in [panels] over the inputs; gated: gate,
+ * up, gate, up, ... Bias j is at j * bias bytes, up's at up_bias further: a float, or where narrow a bfloat16. */
+typedef struct {
+  int in_place, narrow;
+  ptrdiff_t output, input, up, bias, up_bias;
+} clb_place;
+
 typedef struct {
   const void *up;
-  const float *up_bias; /* unpadded, or NULL */
+  const void *up_bias; /* or NULL */
   const void *down;
-  const float *down_bias;
+  const void *down_bias;
   const float *up_bases, *down_bases; /* I4: one a panel */
+  clb_place up_place, down_place;
 } clb_expert;
 
-typedef enum { CLB_LAYOUT_PANELS, CLB_LAYOUT_ROWS } clb_layout;
-
-/* Panels: up is [panels] over hidden_size inputs (gated: gate, up, gate, up, ...), down is [panels] over
- * intermediate_size inputs. Rows (F32): up is [intermediate, or 2 intermediate with the gate rows first][hidden], down
- * is [hidden][intermediate]. */
 typedef struct {
   int hidden_size, intermediate_size;
   clb_dtype dtype;
-  clb_layout layout;
   clb_activation_rule rule;
 } clb_experts_shape;
 
@@ -264,13 +277,11 @@ typedef struct {
   ptrdiff_t y_stride;
   void *inputs;      /* scratch: n_tokens * clb_input_bytes() */
   void *activations; /* scratch: n_tokens * top_k * clb_activation_bytes() */
-  float *unpacked;   /* scratch: n_threads * clb_unpacked_floats() */
 } clb_experts_job;
 size_t clb_up_panels(const clb_experts_shape *shape);
 size_t clb_down_panels(const clb_experts_shape *shape);
 size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input where weights want it quantised, or 0 */
 size_t clb_activation_bytes(const clb_experts_shape *shape); /* one slot's intermediate state */
-size_t clb_unpacked_floats(const clb_experts_shape *shape);  /* 0 where the layout needs no unpacking */
 /* Quantises x where the weights want that. Before the first clb_experts_run of a job. */
 void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads);
 /* Adds experts begin..end-1 to y. */
@@ -314,9 +325,9 @@ void clb_time_dispatch(const int32_t *ids, int n_tokens, int top_k, int n_expert
                        const clb_samples *s);
 void clb_time_expert(const clb_kernels *k, const clb_experts_job *job, int expert, const clb_samples *s);
 
-/* How long the calling thread was inside linear_f32 and transpose_f32, a clock read a call included. */
+/* How long the calling thread was inside linear_f32 and fill_panels, a clock read a call included. */
 typedef struct {
-  int64_t linear_ns, linear_calls, transpose_ns, transpose_calls;
+  int64_t linear_ns, linear_calls, fill_ns, fill_calls;
 } clb_meter;
 /* Returns k's kernels with a meter, set to 0, around those two; the table is good until the next start. */
 const clb_kernels *clb_meter_start(const clb_kernels *k);

@@ -19,12 +19,12 @@ static inline __attribute__((always_inline)) void load_panel_row(clb_dtype dtype
  * works while the registers do; 0 asks for nothing new. */
 static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const clb_input *a, int row, int n_rows,
                                                        const clb_panels *b, int panel, int n_panels, ptrdiff_t ahead,
-                                                       const float *init, float *c, ptrdiff_t ldc) {
+                                                       const float *init, ptrdiff_t ldi, float *c, ptrdiff_t ldc) {
   vf acc[ROW_TILE][CLB_UNIT * VECTORS];
   UNROLL
   for (int r = 0; r < n_rows; r++) {
     UNROLL
-    for (int v = 0; v < n_panels * VECTORS; v++) acc[r][v] = vf_load(init + v * LANES);
+    for (int v = 0; v < n_panels * VECTORS; v++) acc[r][v] = vf_load(init + (row + r) * ldi + v * LANES);
   }
 
   for (int s = 0; s < a->n_segments; s++) {
@@ -58,7 +58,7 @@ static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const cl
 /* Row after row of tiles over n_panels panels, at most `most` rows a tile. */
 static inline __attribute__((always_inline)) void tiles(clb_dtype dtype, const clb_input *a, int n_rows,
                                                         const clb_panels *b, int panel, int n_panels, int most,
-                                                        const float *init, float *c, ptrdiff_t ldc) {
+                                                        const float *init, ptrdiff_t ldi, float *c, ptrdiff_t ldc) {
   init += panel * CLB_PANEL, c += panel * CLB_PANEL;
   for (int row = 0, n; row < n_rows; row += n) {
     int left = n_rows - row;
@@ -66,13 +66,15 @@ static inline __attribute__((always_inline)) void tiles(clb_dtype dtype, const c
     n = left >= 2 * most ? most : left > most ? (left + 1) / 2 : left;
     /* The hardware's prefetcher serves one row, and few rows of float32, better alone. */
     int streams = n_panels == 1 || n_rows > (dtype == CLB_BF16 ? 1 : 4);
-    ptrdiff_t ahead = n < left ? 0 : n_rows > most ? n_panels * b->panel_stride : streams ? CLB_STREAM_AHEAD : 0;
-    if (most >= 6 && n == 6) tile(dtype, a, row, 6, b, panel, n_panels, ahead, init, c, ldc);
-    else if (most >= 6 && n == 5) tile(dtype, a, row, 5, b, panel, n_panels, ahead, init, c, ldc);
-    else if (most >= 6 && n == 4) tile(dtype, a, row, 4, b, panel, n_panels, ahead, init, c, ldc);
-    else if (most >= 3 && n == 3) tile(dtype, a, row, 3, b, panel, n_panels, ahead, init, c, ldc);
-    else if (most >= 2 && n == 2) tile(dtype, a, row, 2, b, panel, n_panels, ahead, init, c, ldc);
-    else tile(dtype, a, row, n = 1, b, panel, n_panels, ahead, init, c, ldc);
+    ptrdiff_t ahead = streams ? CLB_STREAM_AHEAD : 0;
+    if (n_rows > most) ahead = n_panels * b->panel_stride;
+    if (n < left || !b->streamed) ahead = 0;
+    if (most >= 6 && n == 6) tile(dtype, a, row, 6, b, panel, n_panels, ahead, init, ldi, c, ldc);
+    else if (most >= 6 && n == 5) tile(dtype, a, row, 5, b, panel, n_panels, ahead, init, ldi, c, ldc);
+    else if (most >= 6 && n == 4) tile(dtype, a, row, 4, b, panel, n_panels, ahead, init, ldi, c, ldc);
+    else if (most >= 3 && n == 3) tile(dtype, a, row, 3, b, panel, n_panels, ahead, init, ldi, c, ldc);
+    else if (most >= 2 && n == 2) tile(dtype, a, row, 2, b, panel, n_panels, ahead, init, ldi, c, ldc);
+    else tile(dtype, a, row, n = 1, b, panel, n_panels, ahead, init, ldi, c, ldc);
   }
 }
 
@@ -81,15 +83,18 @@ static inline __attribute__((always_inline)) void tiles(clb_dtype dtype, const c
 static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const clb_input *a, int n_rows,
                                                          const clb_panels *b, int n_panels, const float *init, float *c,
                                                          ptrdiff_t ldc) {
+  ptrdiff_t ldi = init ? 0 : ldc; /* from one row's start of its chains to the next row's */
+  if (!init) init = c;
   int panel = 0;
 #if PAIR_TILE > 0
   const int pair = dtype == CLB_BF16 && PAIR_TILE == 3 ? 2 : PAIR_TILE;
   if (n_rows == 1)
-    for (; panel + CLB_UNIT <= n_panels; panel += CLB_UNIT) tiles(dtype, a, 1, b, panel, CLB_UNIT, 1, init, c, ldc);
+    for (; panel + CLB_UNIT <= n_panels; panel += CLB_UNIT)
+      tiles(dtype, a, 1, b, panel, CLB_UNIT, 1, init, ldi, c, ldc);
   if (n_rows <= pair || pair > SINGLE_TILE)
-    for (; panel + 2 <= n_panels; panel += 2) tiles(dtype, a, n_rows, b, panel, 2, pair, init, c, ldc);
+    for (; panel + 2 <= n_panels; panel += 2) tiles(dtype, a, n_rows, b, panel, 2, pair, init, ldi, c, ldc);
 #endif
-  for (; panel < n_panels; panel++) tiles(dtype, a, n_rows, b, panel, 1, SINGLE_TILE, init, c, ldc);
+  for (; panel < n_panels; panel++) tiles(dtype, a, n_rows, b, panel, 1, SINGLE_TILE, init, ldi, c, ldc);
 }
 
 void KERNEL(linear_f32)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,

@@ -121,7 +121,8 @@ static inline __attribute__((always_inline)) void linear_quant(clb_dtype dtype, 
         }
       }
       /* One row of int8 in 16 lanes finds its weights through the hardware's prefetcher. */
-      const char *next = many || (dtype == CLB_I8 && LANES > 8 && n_rows == 1) ? NULL : w + CLB_STREAM_AHEAD;
+      const char *next =
+          many || !b->streamed || (dtype == CLB_I8 && LANES > 8 && n_rows == 1) ? NULL : w + CLB_STREAM_AHEAD;
       while (row < n_rows) {
         int n = n_rows - row;
 #define TILE(n) tile_quant(dtype, a, row, n, w, base, 0, g, end, next, c, ldc)

@@ -161,3 +161,17 @@ static inline void vf_transpose(vf r[LANES]) {
   r[4] = _mm256_permute2f128_ps(b0, b4, 0x31), r[5] = _mm256_permute2f128_ps(b1, b5, 0x31);
   r[6] = _mm256_permute2f128_ps(b2, b6, 0x31), r[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
 }
+/* Two words of bfloat16 pairs: their low halves as pairs, their high halves. */
+static inline vf vf_low_pairs(vf a, vf b) {
+  __m256i up = _mm256_slli_epi32(_mm256_castps_si256(b), 16);
+  return _mm256_castsi256_ps(_mm256_blend_epi16(_mm256_castps_si256(a), up, 0xaa));
+}
+static inline vf vf_high_pairs(vf a, vf b) {
+  __m256i down = _mm256_srli_epi32(_mm256_castps_si256(a), 16);
+  return _mm256_castsi256_ps(_mm256_blend_epi16(down, _mm256_castps_si256(b), 0xaa));
+}
+static inline void vf_zip_row(const void *from, void *to) { /* 16 bfloat16 into the order of CLB_BF16 */
+  __m128i low = _mm_loadu_si128(from), high = _mm_loadu_si128((const __m128i *)from + 1);
+  _mm_storeu_si128(to, _mm_unpacklo_epi16(low, high));
+  _mm_storeu_si128((__m128i *)to + 1, _mm_unpackhi_epi16(low, high));
+}

@@ -88,3 +88,16 @@ static inline void vf_transpose(vf r[LANES]) {
   r[2] = vcombine_f32(vget_high_f32(a.val[0]), vget_high_f32(b.val[0]));
   r[3] = vcombine_f32(vget_high_f32(a.val[1]), vget_high_f32(b.val[1]));
 }
+/* Two words of bfloat16 pairs: their low halves as pairs, their high halves. */
+static inline vf vf_low_pairs(vf a, vf b) {
+  return vreinterpretq_f32_u32(vsliq_n_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b), 16));
+}
+static inline vf vf_high_pairs(vf a, vf b) {
+  return vreinterpretq_f32_u32(vsriq_n_u32(vreinterpretq_u32_f32(b), vreinterpretq_u32_f32(a), 16));
+}
+static inline void vf_zip_row(const void *from, void *to) { /* 16 bfloat16 into the order of CLB_BF16 */
+  uint16x8_t low = vreinterpretq_u16_u8(vld1q_u8(from));
+  uint16x8_t high = vreinterpretq_u16_u8(vld1q_u8((const uint8_t *)from + 16));
+  vst1q_u16(to, vzip1q_u16(low, high));
+  vst1q_u16((uint16_t *)to + 8, vzip2q_u16(low, high));
+}

@@ -70,18 +70,19 @@ static void metered_linear(const clb_input *a, int n_rows, const clb_panels *b, 
   meter.linear_calls++;
 }
 
-static void metered_transpose(const float *w, ptrdiff_t row_stride, int n_columns, int k, float *panel) {
+static void metered_fill(clb_dtype dtype, const char *const *outputs, int n_panels, ptrdiff_t input_stride, int first,
+                         int k, const char *const *next, void *panels) {
   int64_t start = now();
-  metered->transpose_f32(w, row_stride, n_columns, k, panel);
-  meter.transpose_ns += now() - start;
-  meter.transpose_calls++;
+  metered->fill_panels(dtype, outputs, n_panels, input_stride, first, k, next, panels);
+  meter.fill_ns += now() - start;
+  meter.fill_calls++;
 }
 
 const clb_kernels *clb_meter_start(const clb_kernels *k) {
   metered = k;
   metering = *k;
   metering.linear_f32 = metered_linear;
-  metering.transpose_f32 = metered_transpose;
+  metering.fill_panels = metered_fill;
   meter = (clb_meter){0};
   return &metering;
 }

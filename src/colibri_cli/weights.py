@@ -39,7 +39,7 @@ class Weights:
         values: npt.NDArray[np.float32]
         array = self.array[index]
         if self.dtype == "bfloat16":
-            values = (array.astype(np.uint32) << 16).view(np.float32)
+            values = np.left_shift(array, 16, dtype=np.uint32).view(np.float32)
         elif self.dtype == "float16":
             values = array.astype(np.float32)
         elif array.flags.aligned and all(stride % array.itemsize == 0 for stride in array.strides):

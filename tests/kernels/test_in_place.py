@@ -179,6 +179,69 @@ def test_weights_of_float16_are_widened(dtype):
     np.testing.assert_array_equal(found, expected)
 
 
+# ---------------------------------------------------------------- whose arrays
+
+
+@every_dtype
+@every_layout
+def test_tensors_of_pytorch(layout, transposed, dtype):
+    torch = pytest.importorskip("torch")
+    ffns = Ffns.make(15, 3, 48, 32)
+    expected = both(ffns, dtype)[0].run(*batch(ffns, 9))
+    arrays = arrays_of(ffns, dtype, layout, transposed)
+    for name, array in arrays.items():
+        if isinstance(array, np.ndarray):
+            tensor = torch.from_numpy(array.copy())
+            bits = torch.from_numpy(high_halves(array).view(np.int16))
+            arrays[name] = tensor if dtype == "float32" else bits.view(torch.bfloat16)
+    for copy in (True, False):
+        np.testing.assert_array_equal(Experts.from_arrays(**arrays, copy=copy).run(*batch(ffns, 9)), expected)
+    arrays["down"] = torch.nn.Parameter(arrays["down"])
+    with pytest.raises(InvalidInput, match=r"requires? grad.* - at down\nhint: pass its \.detach\(\)"):
+        Experts.from_arrays(**arrays, copy=False)
+    arrays["down"] = arrays["down"].detach()
+    np.testing.assert_array_equal(Experts.from_arrays(**arrays, copy=False).run(*batch(ffns, 9)), expected)
+
+
+def test_arrays_of_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    ffns = Ffns.make(16, 3, 48, 32, bias=False)
+    up, down = (high_halves(a).view(ml_dtypes.bfloat16) for a in (ffns.up, ffns.down))
+    expected = both(ffns, "bfloat16")[0].run(*batch(ffns, 9))
+    for copy in (True, False):
+        experts = Experts.from_arrays(up, down, dtype="bfloat16", copy=copy)
+        np.testing.assert_array_equal(experts.run(*batch(ffns, 9)), expected)
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_bfloat16_in_either_version_of_dlpack(versioned):
+    if versioned and np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        pytest.skip("this NumPy exports the older one alone")
+    ffns = Ffns.make(17, 3, 48, 32, bias=False)
+    for way in ("read-only", "every other row", "outputs side by side"):
+        arrange = ARRANGEMENTS[way] if versioned or way != "read-only" else np.asarray
+        up, down = (BFloat16(arrange(high_halves(a)), versioned=versioned) for a in (ffns.up, ffns.down))
+        found = Experts.from_arrays(up, down, dtype="bfloat16", copy=False).run(*batch(ffns, 9))
+        np.testing.assert_array_equal(found, both(ffns, "bfloat16")[0].run(*batch(ffns, 9)))
+
+
+class Differentiated:
+    """A tensor that will not be exported while somebody wants its gradient."""
+
+    requires_grad = True
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+    def __dlpack__(self, **_options):
+        raise BufferError("it requires a gradient")
+
+
+def test_a_tensor_with_a_gradient_is_refused_with_the_way_out():
+    with pytest.raises(InvalidInput, match=r"Differentiated .*it requires a gradient.* - at gate_up\nhint: .*detach"):
+        Experts.from_arrays(Differentiated(), np.ones((1, 1, 1), np.float32))
+
+
 # ---------------------------------------------------------------- whose memory it is
 
 

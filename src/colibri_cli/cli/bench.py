@@ -74,7 +74,7 @@ def bench(
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of standard output.")] = None,
 ) -> None:
-    """Measure this machine, alone or against other libraries, or check an installation."""
+    """Measure this machine, beside its rivals, or check it."""
     contested = bool(shape) or against is not None
     of_contests = {"--experts": experts, "--tokens": tokens, "--dtype": dtype, "--plot": plot}
     alone = "" if contested else next((name for name, value in of_contests.items() if value is not None), "")

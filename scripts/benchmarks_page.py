@@ -46,7 +46,9 @@ at a time, each waiting until its threads sleep. A time is the median of the rou
 garbage collection off and the clock's own cost taken off. The same tokens come again in each call, so small layers stay
 in the caches.
 
-- **ahead**: the time of the best rival by Colibri's, in the same rounds. Below 1 the rival is quicker.
+- **ahead**: the time of the best rival by Colibri's, the median of the rounds' ratios, so that a slow minute counts on
+  both sides. Below 1 the rival is quicker. It may differ from the ratio of the times shown; where the two disagree
+  about who is first, call it a tie.
 - **spread**: the middle half of the medians of Colibri's rounds, by the time.
 - **of peak**: Colibri's share of the multiply-adds that so many threads managed at best in the same rounds, in
   registers or in the first cache. int8 and int4 multiply integers, several at once, and may pass it.

@@ -39,6 +39,7 @@ cdef extern from "kernels.h" nogil:
         const char *isa
         void (*softmax_f32)(clb_exp_kind gating, const float *logits, Py_ssize_t ldl, int n_columns, int n_tokens,
                             float *out, Py_ssize_t ldo) noexcept nogil
+        void (*accumulate_f32)(float w, const float *t, int n, float *y) noexcept nogil
 
     const clb_kernels *clb_kernels_by_name(const char *isa) noexcept
     const clb_kernels *clb_kernels_best() noexcept

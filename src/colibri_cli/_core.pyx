@@ -349,7 +349,7 @@ def builtin_router_table():
 
 @cython.final
 cdef class Balance:
-    """The balancer's memory (SPEC 5.1): a ring over the last tokens and its sum, for each expert."""
+    """The balancer's memory: a ring over the last tokens and its sum, for each expert."""
 
     cdef clb_balancer state
     cdef _Memory memory
@@ -547,6 +547,19 @@ def softmax(logits, gating="exact", out=None):
         close_matrix(&x)
 
 
+def add(y, x):
+    """y += x, contiguous float32 ``(tokens, n)`` both, rounded to nearest whatever the caller's mode."""
+    cdef Py_ssize_t t, n_tokens = y.shape[0], n = y.shape[1]
+    cdef const float *terms = <const float *>contiguous(x, n_tokens * n * sizeof(float))
+    cdef float *to = <float *>data_of(y)
+    cdef int csr
+    with nogil:
+        csr = clb_float_mode()
+        for t in range(n_tokens):
+            kernels.accumulate_f32(1, terms + t * n, <int>n, to + t * n)
+        clb_restore_float_mode(csr)
+
+
 def dispatch(ids, int n_experts):
     """Counting sort of int32 slots by expert: (offsets int32 ``(E + 1,)``, order int32 ``(slots in use,)``)."""
     cdef Py_ssize_t s, n_slots = len(ids)
@@ -584,7 +597,7 @@ cdef class Expert:
     cdef clb_expert pointers
     cdef _Memory memory  # where the weights are, or
     cdef tuple arrays  # somebody else's arrays,
-    cdef Matrix up, down  # which are there
+    cdef Matrix up, down, up_bias, down_bias  # which are there
     cdef readonly Watch watch  # over the pages that those are on
     cdef readonly size_t n_bytes
     cdef readonly bint in_place
@@ -672,6 +685,7 @@ cdef class ExpertKernel:
         cdef float *bases
         cdef const float *bias
         cdef Py_ssize_t i, first, step, column, down_step, down_column
+        cdef int csr
         memory.reserve(n_up + n_down + (n_bases + halves * n + hidden) * sizeof(float))
         bases = <float *>(memory.data + n_up + n_down)
         biases = bases + n_bases
@@ -685,6 +699,7 @@ cdef class ExpertKernel:
             down_column = d.column_stride // <Py_ssize_t>sizeof(float)
             first = step if interleaved else step * n  # from the gate's first row to the up projection's
             with nogil:
+                csr = clb_float_mode()
                 for half in range(halves):
                     clb_pack_panels(kernels, dtype, <const float *>u.data + half * first,
                                     step * halves if interleaved else step, column, n, hidden,
@@ -692,6 +707,7 @@ cdef class ExpertKernel:
                                     self.threads)
                 clb_pack_panels(kernels, dtype, <const float *>d.data, down_step, down_column, hidden, n,
                                 memory.data + n_up, down_panel, bases + clb_up_panels(&self.shape), 1, self.threads)
+                clb_restore_float_mode(csr)
         finally:
             close_matrix(&u)
             close_matrix(&d)
@@ -722,7 +738,6 @@ cdef class ExpertKernel:
         cdef Expert expert = Expert()
         cdef clb_expert *e = &expert.pointers
         cdef clb_place *place = &e.up_place
-        cdef Matrix bias
         cdef int n = self.shape.intermediate_size
         expert.arrays, expert.watch = (up, down, up_bias, down_bias), watch
         expert.n_bytes = sum([array.nbytes for array in expert.arrays if array is not None])
@@ -733,12 +748,13 @@ cdef class ExpertKernel:
         e.down_place.input = expert.down.column_stride
         expert.in_place = place.in_place = e.down_place.in_place = True
         if up_bias is not None:
-            look_at(up_bias, &bias)
-            e.up_bias, place.bias, place.narrow = bias.data, bias.row_stride, bias.view.itemsize == 2
+            look_at(up_bias, &expert.up_bias)
+            e.up_bias, place.bias = expert.up_bias.data, expert.up_bias.row_stride
+            place.narrow = expert.up_bias.view.itemsize == 2
         if down_bias is not None:
-            look_at(down_bias, &bias)
-            e.down_bias, e.down_place.bias = bias.data, bias.row_stride
-            e.down_place.narrow = bias.view.itemsize == 2
+            look_at(down_bias, &expert.down_bias)
+            e.down_bias, e.down_place.bias = expert.down_bias.data, expert.down_bias.row_stride
+            e.down_place.narrow = expert.down_bias.view.itemsize == 2
         place.up, place.up_bias = place.output * n, place.bias * n
         if interleaved:
             place.up, place.up_bias = place.output, place.bias
@@ -788,7 +804,10 @@ cdef class ExpertKernel:
                 for entry in experts.experts:
                     if isinstance(entry, Expert):
                         expert = entry
-                        if expert.in_place and (overlap(&y, &expert.up) or overlap(&y, &expert.down)):
+                        if expert.in_place and (
+                            overlap(&y, &expert.up) or overlap(&y, &expert.down)
+                            or overlap(&y, &expert.up_bias) or overlap(&y, &expert.down_bias)
+                        ):
                             raise InvalidInput(expected="memory of its own", got="an overlap with a weight", at="out")
             workspace = self.workspaces.take()
             try:
@@ -1170,7 +1189,8 @@ def addresses(holder, /):
         found = [(<Head>holder).memory]
     result = []
     for memory in found:
-        result.append(<size_t>memory.data)
+        if memory is not None:
+            result.append(<size_t>memory.data)
     return result
 
 

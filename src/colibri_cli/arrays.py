@@ -22,7 +22,7 @@ def as_array(name: str, value: object) -> npt.NDArray[Any]:
         if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
             return np.from_dlpack(value)
         return np.asarray(value)
-    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+    except (AttributeError, TypeError, ValueError, BufferError, RuntimeError) as error:
         raise unreadable(name, value, error) from error
 
 

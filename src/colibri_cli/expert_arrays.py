@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 IN_PLACE = ("float32", "bfloat16")  # what the kernels read from arrays as they are
-_COPY = "copy=True takes any, for the price of a copy"
+_COPY = "copy=True takes any strides, and float16, for the price of a copy"
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class Experts:
             PyTorch's layout; any strides. NumPy has no bfloat16: it comes from DLPack (PyTorch) or ml_dtypes.
         down : likewise, (E, H, I)
         gate_up_bias : likewise, (E, 2I) or (E, I), optional
-            Held as float32.
+            Held as float32; with ``copy=False`` float32 or bfloat16, where they are.
         down_bias : likewise, (E, H), optional
         activation : {"silu", "gelu", "gelu_tanh", "relu", "relu2"}
             ``silu(g) = g * sigmoid(alpha * g)``; "gelu" is the exact one, through erf.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from colibri_cli import _core
 from colibri_cli.arrays import as_array
 from colibri_cli.checks import check_kind
 from colibri_cli.errors import InvalidInput
@@ -14,6 +13,7 @@ from colibri_cli.router import Router
 from colibri_cli.shared_expert import SharedExpert
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from colibri_cli.balance import Balancer
@@ -63,7 +63,7 @@ class MoELayer:
         shared = self.shared.run(hidden, len(routing.expert_ids))
         y = self.experts.run(hidden, routing.expert_ids, routing.expert_weights, out)
         view = as_array("out", y)  # it may be anything that exports a buffer
-        np.add(view, shared, out=view)
+        _core.add(view, shared)
         return y
 
 

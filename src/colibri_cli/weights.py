@@ -79,7 +79,7 @@ def _view(name: str, value: object) -> tuple[npt.NDArray[Any], str]:
     if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
         try:
             bits = bfloat16_bits(value)
-        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        except (AttributeError, TypeError, ValueError, BufferError, RuntimeError) as error:
             raise unreadable(name, value, error) from error
         if bits is not None:
             return bits, "bfloat16"

@@ -348,9 +348,9 @@ def test_peak_memory_does_not_grow_by_the_weights(dtype):
 
 
 def test_an_answer_does_not_go_into_the_weights():
-    ffns = Ffns.make(14, 3, 24, 20)
+    ffns = Ffns.make(14, 9, 24, 20)
     arrays = ffns.arrays() | {"copy": False}
-    for name in ("gate_up", "down"):
+    for name in ("gate_up", "down", "gate_up_bias", "down_bias"):
         memory = arrays[name].copy()
         experts = Experts.from_arrays(**arrays | {name: memory})
         out = memory.ravel()[-5 * 24 :].reshape(5, 24)

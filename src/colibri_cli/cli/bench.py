@@ -105,6 +105,7 @@ def bench(
         request = bench.Request.parse(against, shape or (), experts, tokens, dtype, threads)
         before = None if compare is None else bench.Baseline.read(compare, request.keys())
         check_plot(plot)
+        check_output(plot)
         contest = bench.contest(request, quick=quick, steps=report.steps)
         changes = [] if before is None else bench.compare(before, contest)
         as_text = partial(contest_text, terminal=terminal)

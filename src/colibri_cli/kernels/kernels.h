@@ -34,13 +34,13 @@ typedef enum {
 } clb_gate_kind;
 typedef enum { CLB_EXACT, CLB_TAYLOR } clb_exp_kind;
 
-/* How weights are held (docs/formats.md gives the layouts byte by byte):
+/* How weights are held:
  *   F32   panel row i: 16 floats
  *   BF16  panel row i: 16 bfloat16, columns 0 8 1 9 2 10 ...: even and odd halves of a 32-bit word are two vectors
  *   I8    for each group of 32 inputs: 16 pairs of inputs x 16 columns x 2 int8, then 16 bfloat16 scales
  *   I4    for each group of 32 inputs: 8 quads of inputs x 8 columns x 4 bytes, low nibble columns 0..7, high nibble
- *         columns 8..15, then 16 scale codes, then 16 zero codes z; a weight is base x scale x (q - z / 16), the
- * scale's bits being its code's: 16 octaves in steps of 1/16, from 2^-15 */
+ *         columns 8..15, then 16 scale codes, then 16 zero codes z; a weight is base x scale x (q - z / 16), and the
+ *         scale's bits are its code's: 16 octaves in steps of 1/16, from 2^-15 */
 typedef enum { CLB_F32, CLB_BF16, CLB_I8, CLB_I4, CLB_N_DTYPES } clb_dtype;
 enum { CLB_GROUP = 32 };    /* inputs that share a scale */
 #define CLB_SMALLEST 1e-35f /* I8 and I4 weights below this are held as 0: 1 / scale must stay finite */
@@ -211,7 +211,8 @@ typedef struct {
 } clb_router_table;
 extern const clb_router_table clb_builtin_router;
 
-/* balance.c: the state of SPEC 5.1. Fixed point: one routing weight w is round(w * 2^24). */
+/* balance.c: the state of load balancing (balance.py has the rule). Fixed point: one routing weight w is round(w *
+ * 2^24). */
 typedef struct {
   int n_experts, window, position;
   int32_t *ring; /* [window][n_experts] */

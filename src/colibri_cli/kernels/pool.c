@@ -40,6 +40,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t posted = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
 static job *jobs;            /* under lock */
 static int n_threads;        /* under lock: threads besides the callers */
+static int widest;           /* under lock: what was ever reserved, for a forked child */
 static int n_sleeping;       /* under lock */
 static atomic_uint n_posted; /* jobs ever posted: what a spinning thread watches */
 
@@ -109,6 +110,7 @@ void clb_pool_reserve(int wanted) {
   if (wanted > MAX_THREADS) wanted = MAX_THREADS;
   pthread_once(&once, watch_forks);
   pthread_mutex_lock(&lock);
+  if (widest < wanted) widest = wanted;
   if (n_threads < wanted - 1) {
     /* Signals are the host program's: no thread of the pool takes one, but for those that its own accesses raise. */
     sigset_t all, before;
@@ -145,8 +147,9 @@ void clb_pool_run(clb_task task, void *arg, int n_tasks, int max_threads) {
   job j = {.task = task, .arg = arg, .shares = shares, .n_shares = max_threads};
   pthread_mutex_lock(&lock);
   if (n_threads == 0) { /* in a forked child */
+    int wanted = widest > max_threads ? widest : max_threads;
     pthread_mutex_unlock(&lock);
-    clb_pool_reserve(max_threads);
+    clb_pool_reserve(wanted);
     pthread_mutex_lock(&lock);
   }
   j.link = jobs, jobs = &j;

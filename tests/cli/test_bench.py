@@ -1,7 +1,11 @@
 """``colibri bench`` as a user runs it: quick, since what it finds is not judged here."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -220,3 +224,20 @@ def test_broken_routing_is_an_exit_code(monkeypatch, capfdbinary, output_format:
         assert found["self_test"][1]["status"] == "failed"
     else:
         assert written.decode().splitlines()[2].split()[:2] == ["routing", "failed"]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_ended_leaves_no_weights_behind(tmp_path, stop):
+    arguments = ("bench", "--shape", "token-classifier", "--threads", "1", "--quick")
+    with subprocess.Popen(
+        [sys.executable, "-m", "colibri_cli", *arguments],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as running:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("colibri-bench-*/*")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        running.send_signal(stop)
+        assert running.wait(60) == 128 + stop
+    assert not list(tmp_path.glob("colibri-bench-*"))

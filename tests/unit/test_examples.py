@@ -198,6 +198,8 @@ def python_of(page: Path) -> str:
     return "".join(blocks)
 
 
-@pytest.mark.parametrize("page", list(filter(python_of, sorted(DOCS.glob("*.md")))), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *filter(python_of, sorted(DOCS.glob("*.md")))], ids=lambda page: page.name
+)
 def test_the_python_on_a_page_of_the_documentation_runs(page: Path, tmp_path: Path) -> None:
     run(sys.executable, "-c", python_of(page), cwd=tmp_path)

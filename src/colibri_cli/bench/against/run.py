@@ -6,6 +6,8 @@ import logging
 import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from signal import SIG_DFL, SIGHUP, SIGTERM, getsignal, signal
+from threading import current_thread, main_thread
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -56,7 +58,7 @@ def contest(
     """
     begun = perf_counter()
     versions: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="colibri-bench-") as name:
+    with _cleaning_up(), tempfile.TemporaryDirectory(prefix="colibri-bench-") as name:
         folder = Path(name)
         check_room(request, folder)
         limits = Limits(request.threads)
@@ -72,6 +74,26 @@ def contest(
         seconds=perf_counter() - begun,
         quick=quick,
     )
+
+
+@contextmanager
+def _cleaning_up() -> Iterator[None]:
+    """Let what asks the program to end do so through the way out: weights of gigabytes are not left behind."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if current_thread() is not main_thread():
+        yield
+        return
+    fatal = [number for number in (SIGTERM, SIGHUP) if getsignal(number) is SIG_DFL]
+    for number in fatal:
+        signal(number, end)
+    try:
+        yield
+    finally:
+        for number in fatal:
+            signal(number, SIG_DFL)
 
 
 def _cells(request: Request, folder: Path, limits: Limits, plan: Plan, versions: dict[str, str]) -> Iterator[Cell]:

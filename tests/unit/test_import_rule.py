@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "bench": {"_core", "balance", "bench", "experts", "formats", "layer", "model", "report", "router", "topology"},
     "words": {"model", "tokenizer"},
     "model": {"_core", "arrays", "balance", "config", "experts", "formats", "layer", "router", "tokenizer", "topology"},
-    "layer": {"arrays", "balance", "checks", "experts", "router", "shared_expert"},
+    "layer": {"_core", "arrays", "balance", "checks", "experts", "router", "shared_expert"},
     "shared_expert": {"arrays", "checks", "experts", "router"},
     "router": {"_core", "arrays", "balance", "checks", "gate_rule", "topology"},
     "gate_rule": {"_core", "checks"},

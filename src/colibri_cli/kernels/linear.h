@@ -91,7 +91,7 @@ static inline __attribute__((always_inline)) void linear(clb_dtype dtype, const 
   if (n_rows == 1)
     for (; panel + CLB_UNIT <= n_panels; panel += CLB_UNIT)
       tiles(dtype, a, 1, b, panel, CLB_UNIT, 1, init, ldi, c, ldc);
-  if (n_rows <= pair || pair > SINGLE_TILE)
+  if (n_rows <= pair || pair >= SINGLE_TILE)
     for (; panel + 2 <= n_panels; panel += 2) tiles(dtype, a, n_rows, b, panel, 2, pair, init, ldi, c, ldc);
 #endif
   for (; panel < n_panels; panel++) tiles(dtype, a, n_rows, b, panel, 1, SINGLE_TILE, init, ldi, c, ldc);

@@ -7,7 +7,7 @@
 #define CLB_ISA avx512
 #define UNROLL _Pragma("GCC unroll 16")
 #define LANES 16
-#define SINGLE_TILE 3
+#define SINGLE_TILE 6
 #define PAIR_TILE 6  /* 12 accumulators, more than the latency needs; the broadcast is part of the FMA */
 #define QUANT_ROWS 8 /* as many int32 and float accumulators */
 

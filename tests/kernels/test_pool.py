@@ -204,3 +204,26 @@ def test_an_idle_pool_costs_nothing():
     before = time.process_time()  # CPU time of all threads, whatever else the machine does
     time.sleep(0.6)
     assert time.process_time() - before < 0.15
+
+
+WIDTH_AFTER_FORK = """
+import os, sys, warnings
+import numpy as np
+from colibri_cli import Experts
+warnings.simplefilter("ignore")
+rng = np.random.default_rng(0)
+up, down = (rng.standard_normal(shape, np.float32) for shape in [(2, 128, 2048), (2, 2048, 64)])
+experts = Experts.from_arrays(up, down, dtype="int8", threads=4)
+x = rng.standard_normal((64, 2048), np.float32)
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+# Quantising 64 rows makes two tasks, and is the child's first call to the pool.
+experts.run(x, np.zeros((64, 1), np.int32), np.ones((64, 1), np.float32))
+os._exit(len(os.listdir("/proc/self/task")))
+"""
+
+
+def test_a_forked_childs_pool_is_as_wide_as_its_parents():
+    done = subprocess.run([sys.executable, "-c", WIDTH_AFTER_FORK], check=False, timeout=60)
+    assert done.returncode == 4

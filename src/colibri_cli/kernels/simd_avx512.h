@@ -1,5 +1,5 @@
-/* Sixteen lanes: AVX-512 with VNNI, for the linear layers alone (isa_avx512.c). See simd_scalar.h for what the names
- * mean. A panel row is one vector. */
+/* Sixteen lanes: AVX-512 with VNNI, for linear layers and what surrounds them (isa_avx512.c). See simd_scalar.h for
+ * what the names mean. A panel row is one vector. */
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>

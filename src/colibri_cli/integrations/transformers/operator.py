@@ -74,7 +74,7 @@ def forward(
             expected="a call that needs no gradients: Colibri runs forward only",
             got="gradients enabled, and tensors that require them",
             at=type(module).__name__,
-            hint='run it under torch.no_grad() or inference_mode(); to train, model.set_experts_implementation("eager")',
+            hint='run it under torch.no_grad() or inference_mode(); to train, set_experts_implementation("eager")',
         )
     if hidden_states.device != up.device or up.device.type not in ("cpu", "meta"):
         raise refused(module, "tensors on the CPU", f"hidden states on {hidden_states.device}, weights on {up.device}")

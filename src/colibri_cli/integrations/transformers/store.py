@@ -46,13 +46,35 @@ class Tensors(NamedTuple):
     down_scale: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a kernel is made for."""
+
+    hidden_size: int
+    intermediate_size: int
+    activation: int
+    gated: bool
+    alpha: float
+    beta: float
+    limit: float | None
+    dtype: int
+
+
 class Kernel:
     """A kernel, whose workspaces all layers of one shape share, where a weak reference can find it."""
 
     __slots__ = ("__weakref__", "core")
 
-    def __init__(self, core: _core.ExpertKernel) -> None:
-        self.core = core
+    def __init__(self, shape: Shape, threads: int) -> None:
+        self.core = _core.ExpertKernel(
+            *(shape.hidden_size, shape.intermediate_size, shape.activation, shape.gated),
+            alpha=shape.alpha,
+            beta=shape.beta,
+            limit=shape.limit,
+            threads=threads,
+            max_tokens=_MAX_TOKENS,
+            dtype=shape.dtype,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +83,7 @@ class Held:
 
     stamps: list[tuple[Any, ...]]
     experts: _core.ExpertSet
-    shape: tuple[Any, ...]  # the kernel's
+    shape: Shape
     kernels: dict[int, Kernel]  # by threads
     watches: list[weakref.ref[torch.UntypedStorage]]
 
@@ -71,7 +93,7 @@ class Store:
 
     def __init__(self) -> None:
         self._held: dict[tuple[Any, ...], Held] = {}
-        self._kernels: weakref.WeakValueDictionary[tuple[Any, ...], Kernel] = weakref.WeakValueDictionary()
+        self._kernels: weakref.WeakValueDictionary[tuple[Shape, int], Kernel] = weakref.WeakValueDictionary()
         self._making = threading.RLock()
         forks.watch(self)
 
@@ -125,10 +147,7 @@ class Store:
                 held = None  # its memory goes before there is more
                 rule = Rule.parse(key[2])
                 held_as = _held_as(tensors, rule, key[3], dtype)
-                sizes = _sizes(tensors, rule)
-                limit = None if rule.limit == math.inf else rule.limit
-                form = (_core.ACTIVATIONS[rule.activation], rule.gated, rule.alpha, rule.beta, limit)
-                shape = (sizes, form, _core.DTYPES[held_as])
+                shape = _shape(tensors, rule, held_as)
                 kernel = self._kernel(shape, 1)
                 copied = key[3] != "" or tensors.up_scale is not None
                 entries = _entries(kernel.core, tensors, rule, held_as, copied=copied)
@@ -138,12 +157,10 @@ class Store:
             self._held[key] = held
             return held
 
-    def _kernel(self, shape: tuple[Any, ...], threads: int) -> Kernel:
-        kernel = self._kernels.get((*shape, threads))
+    def _kernel(self, shape: Shape, threads: int) -> Kernel:
+        kernel = self._kernels.get((shape, threads))
         if kernel is None:
-            sizes, form, dtype = shape
-            kernel = Kernel(_core.ExpertKernel(*sizes, *form, threads, _MAX_TOKENS, dtype))
-            self._kernels[*shape, threads] = kernel
+            kernel = self._kernels[shape, threads] = Kernel(shape, threads)
         return kernel
 
 
@@ -151,7 +168,7 @@ def _drop(held: dict[tuple[Any, ...], Held], key: tuple[Any, ...], stamps: objec
     """Drop a layer whose storage is being freed, unless its place is another's by now."""
     entry = held.get(key)
     if entry is not None and entry.stamps is stamps:
-        del held[key]
+        held.pop(key, None)
 
 
 def _stamps(tensors: Tensors, rule: str, *, copied: bool) -> list[tuple[Any, ...]]:
@@ -199,16 +216,21 @@ def _projections(rule: Rule) -> tuple[str, str]:
     return "gate_up_proj" if rule.gated else "up_proj", "down_proj"
 
 
-def _sizes(tensors: Tensors, rule: Rule) -> tuple[int, int]:
-    """Give the hidden and the intermediate size."""
+def _shape(tensors: Tensors, rule: Rule, dtype: str) -> Shape:
     up, down = tensors.up.shape, tensors.down.shape
     if len(down) != 3 or len(up) != 3:
         raise refused(rule.owner, "weights of three dimensions", f"{tuple(up)} and {tuple(down)}")
     _, width, inter = (down[0], down[2], down[1]) if rule.transposed else down
     inter *= 2 if rule.scales and tensors.down.dtype == torch.int8 else 1
-    return (
+    return Shape(
         check_integer(f"{rule.owner}: hidden size", width, 1, LARGEST_SIZE),
         check_integer(f"{rule.owner}: intermediate size", inter, 1, LARGEST_SIZE),
+        _core.ACTIVATIONS[rule.activation],
+        rule.gated,
+        rule.alpha,
+        rule.beta,
+        None if rule.limit == math.inf else rule.limit,
+        _core.DTYPES[dtype],
     )
 
 

@@ -60,19 +60,23 @@ BESIDES: dict[str, dict[str, Any]] = {
     "beam": {"mlp_layer_types": ["sparse", "sparse"]},
     "deepseek_ocr2": {"mlp_layer_types": ["sparse", "sparse"]},
     "diffusion_gemma": {"enable_moe_block": True},
-    "ernie4_5_vl_moe": {"moe_intermediate_size": [24, 24]},
+    "ernie4_5_vl_moe": {"moe_intermediate_size": [24, 24], "head_dim": 128},
     "flint": {"num_hidden_layers": 4},
     "gemma4": {"enable_moe_block": True},
     "glm4v_moe": {"head_dim": 128},
-    "glm5_next": {"qk_rope_head_dim": 0},
+    "glm5_next": {"qk_rope_head_dim": 0, "mlp_layer_types": ["sparse", "sparse"]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "hy_v4_vl": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 1, "expert_layer_offset": 0},
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 0},
     "nemotron_h": {"layers_block_type": ["attention", "moe"]},
     "qwen3_5_moe": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
-    "qwen4_exp": {"num_hidden_layers": 4},
+    "qwen4_exp": {
+        **{"num_hidden_layers": 4, "indexer_budget": 64, "indexer_compress_ratio": 4, "indexer_head_dim": 8},
+        **{"indexer_n_heads": 2, "indexer_kv_heads": 1},
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 # MoE families whose classes transformers does not send through its experts interface.
@@ -87,7 +91,16 @@ APART = {
     "switch_transformers": "SwitchTransformersExperts",
     "vitpose_backbone": "VitPoseBackboneMoeMLP",
 }
-_PARTS = ("Vision", "Audio", "Encoder", "Classification", "Code2Wav", "QuestionAnswering", "PreTrained")
+_PARTS = (
+    "Vision",
+    "Audio",
+    "SamEncoder",
+    "VisionEncoder",
+    "Classification",
+    "Code2Wav",
+    "QuestionAnswering",
+    "PreTrained",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +161,15 @@ def small_model(family: str, seed: int = 0) -> Any:
         try:
             torch.manual_seed(seed)
             model = made._from_config(config(**options), experts_implementation="eager").eval().float()
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, StrictDataclassError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            StrictDataclassError,
+        ) as error:
             why.append(f"{made.__name__}: {error}")
             continue
         if experts_of(model):

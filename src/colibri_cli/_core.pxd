@@ -16,7 +16,7 @@ cdef extern from "kernels.h" nogil:
     ctypedef enum clb_exp_kind:
         CLB_EXACT, CLB_TAYLOR
     ctypedef enum clb_dtype:
-        CLB_F32, CLB_BF16, CLB_I8, CLB_I4
+        CLB_F32, CLB_BF16, CLB_I8, CLB_I4, CLB_F16
 
     ctypedef struct clb_activation_rule:
         clb_activation kind
@@ -90,7 +90,8 @@ cdef extern from "kernels.h" nogil:
     void clb_dispatch(const int32_t *ids, int n_slots, int n_experts, int32_t *offsets, int32_t *order) noexcept
 
     ctypedef struct clb_place:
-        int in_place, narrow
+        int in_place
+        clb_dtype biases
         Py_ssize_t output, input, up, bias, up_bias
     ctypedef struct clb_expert:
         const void *up

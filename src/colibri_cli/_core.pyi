@@ -135,6 +135,7 @@ class ExpertKernel:
         down_bias: npt.NDArray[Any] | None = None,
         interleaved: bool = False,
         watch: Watch | None = None,
+        owned: bool = False,
     ) -> Expert: ...
     def run(
         self,

@@ -587,7 +587,18 @@ ACTIVATIONS = {
 }
 
 
-DTYPES = {"float32": <int>CLB_F32, "bfloat16": <int>CLB_BF16, "int8": <int>CLB_I8, "int4": <int>CLB_I4}
+DTYPES = {
+    "float32": <int>CLB_F32,
+    "bfloat16": <int>CLB_BF16,
+    "float16": <int>CLB_F16,  # in place only
+    "int8": <int>CLB_I8,
+    "int4": <int>CLB_I4,
+}
+
+
+cdef clb_dtype biases_of(object array):
+    """The type of biases in place: float32, float16, or bfloat16 as uint16."""
+    return {"f": CLB_F32, "e": CLB_F16}.get(array.dtype.char, CLB_BF16)
 
 
 @cython.final
@@ -729,11 +740,12 @@ cdef class ExpertKernel:
             expert.n_bytes += hidden * sizeof(float)
         return expert
 
-    def in_place(self, up, down, up_bias=None, down_bias=None, bint interleaved=False, Watch watch=None):
-        """Run one expert where its weights lie, at any address: float32, or bfloat16 as uint16.
+    def in_place(self, up, down, up_bias=None, down_bias=None, bint interleaved=False, Watch watch=None,
+                 bint owned=False):
+        """Run one expert where its weights lie, at any address: float32, float16, or bfloat16 as uint16.
 
-        Shapes and interleaved are as for pack; inputs, or outputs, should lie side by side. Biases are float32 or
-        bfloat16. watch is over the pages that all of them are on.
+        Shapes and interleaved are as for pack; inputs, or outputs, should lie side by side. Biases are of
+        any of these. watch is over the pages that all of them are on; owned: nobody else has the arrays.
         """
         cdef Expert expert = Expert()
         cdef clb_expert *e = &expert.pointers
@@ -746,15 +758,16 @@ cdef class ExpertKernel:
         e.up, place.output, place.input = expert.up.data, expert.up.row_stride, expert.up.column_stride
         e.down, e.down_place.output = expert.down.data, expert.down.row_stride
         e.down_place.input = expert.down.column_stride
-        expert.in_place = place.in_place = e.down_place.in_place = True
+        expert.in_place = not owned
+        place.in_place = e.down_place.in_place = True
         if up_bias is not None:
             look_at(up_bias, &expert.up_bias)
             e.up_bias, place.bias = expert.up_bias.data, expert.up_bias.row_stride
-            place.narrow = expert.up_bias.view.itemsize == 2
+            place.biases = biases_of(up_bias)
         if down_bias is not None:
             look_at(down_bias, &expert.down_bias)
             e.down_bias, e.down_place.bias = expert.down_bias.data, expert.down_bias.row_stride
-            e.down_place.narrow = expert.down_bias.view.itemsize == 2
+            e.down_place.biases = biases_of(down_bias)
         place.up, place.up_bias = place.output * n, place.bias * n
         if interleaved:
             place.up, place.up_bias = place.output, place.bias

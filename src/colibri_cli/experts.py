@@ -104,14 +104,14 @@ class Experts:
             PyTorch's layout; any strides. NumPy has no bfloat16: it comes from DLPack (PyTorch) or ml_dtypes.
         down : likewise, (E, H, I)
         gate_up_bias : likewise, (E, 2I) or (E, I), optional
-            Held as float32; with ``copy=False`` float32 or bfloat16, where they are.
+            Held as float32; with ``copy=False`` of any of these types, where they are.
         down_bias : likewise, (E, H), optional
         activation : {"silu", "gelu", "gelu_tanh", "relu", "relu2"}
             ``silu(g) = g * sigmoid(alpha * g)``; "gelu" is the exact one, through erf.
         gated : bool
             Whether ``gate_up`` holds a gate and an up projection.
-        dtype : {"float32", "bfloat16", "int8", "int4"}
-            Of the weights held: 32, 16, 8.5 or 4.5 bits each. int8 and int4 share a scale (int4 also a zero) among 32
+        dtype : {"float32", "bfloat16", "float16", "int8", "int4"}
+            Of the weights held: 32, 16, 16, 8.5 or 4.5 bits each. int8 and int4 share a scale (int4 also a zero) among 32
             inputs, chosen to make the squared error small; docs/numerics.md has the errors. What is given in another
             type is widened exactly or rounded to nearest.
         layout : {"concatenated", "interleaved"}
@@ -130,7 +130,7 @@ class Experts:
             False: run the caller's arrays, biases too, where they are, with the same bits and no memory for a second
             copy. They are kept alive, are never written, and may be read-only and at any address; what is changed in
             them between two calls is seen, and nobody may change them during one. Weights must be of ``dtype``,
-            "float32" or "bfloat16", with each output's inputs, or each input's outputs, side by side in memory.
+            "float32", "bfloat16" or "float16", with each output's inputs, or each input's outputs, side by side in memory.
             Slower where few tokens share an expert; docs/library.md has the price.
 
         Raises

@@ -5,6 +5,7 @@
  * between threads, and each y[t][j] sees its experts in ascending order either way. */
 #include <string.h>
 
+#include "half.h"
 #include "kernels.h"
 
 enum {
@@ -50,7 +51,8 @@ typedef struct {
   const char *then; /* what is read after this projection */
 } projection;
 
-static int weight_bytes(const projection *w) { return w->dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float); }
+static int narrow(clb_dtype dtype) { return dtype == CLB_BF16 || dtype == CLB_F16; }
+static int weight_bytes(const projection *w) { return narrow(w->dtype) ? sizeof(uint16_t) : sizeof(float); }
 
 /* Whether an input's outputs are side by side: a long row, of which all panels take their part before the next rows. */
 static int in_columns(const projection *w) { return w->place->in_place && w->place->input != weight_bytes(w); }
@@ -67,12 +69,13 @@ static void start_of(const projection *w, int panel, int n_panels, float init[CL
     if (!w->bias) continue;
     int column = column_of(w, panel + p), n = w->n_outputs - column;
     const char *bias = w->bias + half_of(w, panel + p) * at->up_bias + column * at->bias;
-    if (n >= CLB_PANEL && at->bias == sizeof(float) && !at->narrow) {
+    if (n >= CLB_PANEL && at->bias == sizeof(float) && at->biases == CLB_F32) {
       memcpy(init, bias, CLB_PANEL * sizeof(float));
       continue;
     }
     for (int j = 0; j < CLB_PANEL && j < n; j++, bias += at->bias)
-      if (at->narrow) memcpy((char *)&init[j] + sizeof(uint16_t), bias, sizeof(uint16_t));
+      if (at->biases == CLB_BF16) memcpy((char *)&init[j] + sizeof(uint16_t), bias, sizeof(uint16_t));
+      else if (at->biases == CLB_F16) init[j] = widened(bias);
       else memcpy(&init[j], bias, sizeof(float));
   }
 }
@@ -93,10 +96,10 @@ static __attribute__((noinline)) void add_in_place(const clb_kernels *k, const p
   _Alignas(CACHE_LINE) char block[CLB_PANEL * MOST_LINES * CACHE_LINE];
   const char *outputs[CLB_UNIT * CLB_PANEL], *next[CLB_UNIT];
   const clb_place *at = w->place;
-  int size = weight_bytes(w), row_bytes = CLB_PANEL * size;
-  ptrdiff_t panel_bytes = (ptrdiff_t)row_bytes * w->n_inputs;
+  int widens = w->dtype == CLB_F16, size = weight_bytes(w), row_bytes = CLB_PANEL * size << widens;
+  ptrdiff_t panel_bytes = (ptrdiff_t)CLB_PANEL * size * w->n_inputs;
   int last = column_of(w, panel + n_panels) >= w->n_outputs;
-  int small = n_panels * panel_bytes <= (ptrdiff_t)sizeof block;
+  int small = n_panels * (ptrdiff_t)row_bytes * w->n_inputs <= (ptrdiff_t)sizeof block;
   for (int p = 0; p < n_panels; p++) {
     const char *from = panel_at(w, panel + p);
     int n = w->n_outputs - column_of(w, panel + p);
@@ -105,7 +108,7 @@ static __attribute__((noinline)) void add_in_place(const clb_kernels *k, const p
     next[p] = last ? w->then : panel_at(w, panel + n_panels + p);
     if (last || at->output == 2 * at->up) next[p] = next[0] + p * panel_bytes; /* all of it in a row */
   }
-  int most = (n_rows < FEW ? 1 : (n_rows < MANY ? 8 : MOST_LINES) / n_panels) * CACHE_LINE / size;
+  int most = (n_rows < FEW ? 1 : (n_rows < MANY ? 8 : MOST_LINES >> widens) / n_panels) * CACHE_LINE / size;
   int n = (int)(-(uintptr_t)outputs[0] % CACHE_LINE) / 4 * 4 / size; /* the first block ends where a line does */
   if (small) most = w->n_inputs;
   if (n == 0 || small || in_columns(w)) n = most;
@@ -114,7 +117,9 @@ static __attribute__((noinline)) void add_in_place(const clb_kernels *k, const p
     if (n > end - i) n = end - i;
     clb_input a = {rows, 0, 1, n};
     clb_panels b = {block, 0, n * row_bytes, row_bytes, NULL, 0};
-    k->fill_panels(w->dtype, outputs, n_panels, at->input, i, n, next, block);
+    char *filled = block + (widens ? n_panels * n * row_bytes / 2 : 0);
+    k->fill_panels(w->dtype, outputs, n_panels, at->input, i, n, next, filled);
+    if (widens) k->widen_f16((const uint16_t *)filled, n_panels * n, (float *)block);
     for (int r = 0; r < n_rows; r++) rows[r] = x[r] + i;
     linear_of(k, w->dtype)(&a, n_rows, &b, n_panels, init, c, ldc);
   }

@@ -40,8 +40,9 @@ typedef enum { CLB_EXACT, CLB_TAYLOR } clb_exp_kind;
  *   I8    for each group of 32 inputs: 16 pairs of inputs x 16 columns x 2 int8, then 16 bfloat16 scales
  *   I4    for each group of 32 inputs: 8 quads of inputs x 8 columns x 4 bytes, low nibble columns 0..7, high nibble
  *         columns 8..15, then 16 scale codes, then 16 zero codes z; a weight is base x scale x (q - z / 16), and the
- *         scale's bits are its code's: 16 octaves in steps of 1/16, from 2^-15 */
-typedef enum { CLB_F32, CLB_BF16, CLB_I8, CLB_I4, CLB_N_DTYPES } clb_dtype;
+ *         scale's bits are its code's: 16 octaves in steps of 1/16, from 2^-15
+ *   F16   only in place (clb_place): its panels are widened to F32 as they are filled */
+typedef enum { CLB_F32, CLB_BF16, CLB_I8, CLB_I4, CLB_F16, CLB_N_DTYPES } clb_dtype;
 enum { CLB_GROUP = 32 };    /* inputs that share a scale */
 #define CLB_SMALLEST 1e-35f /* I8 and I4 weights below this are held as 0: 1 / scale must stay finite */
 
@@ -116,6 +117,10 @@ typedef struct {
    * all inputs together ask for a panel's bytes from there. It need not be readable. */
   void (*fill_panels)(clb_dtype dtype, const char *const *outputs, int n_panels, ptrdiff_t input_stride, int first,
                       int k, const char *const *next, void *panels);
+
+  /* rows[i][0..16) from the IEEE 754 half-precision columns 0 8 1 9 2 10 ... of halves[i], which may be the second half
+   * of the same memory. */
+  void (*widen_f16)(const uint16_t *halves, int n_rows, float *rows);
 
   /* h[r][16 p + j] from t: gated, t holds panels gate, up, gate, up, ... and n_panels is even; else t is the gate. */
   void (*activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
@@ -243,11 +248,12 @@ void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrd
 
 /* experts.c */
 
-/* Where one projection's weights and biases are. In place (F32, BF16): output j, input i at j * output + i * input
+/* Where one projection's weights and biases are. In place (F32, BF16, F16): output j, input i at j * output + i * input
  * bytes, the up projection of a gated expert up bytes behind the gate. Else in [panels] over the inputs; gated: gate,
- * up, gate, up, ... Bias j is at j * bias bytes, up's at up_bias further: a float, or where narrow a bfloat16. */
+ * up, gate, up, ... Bias j is at j * bias bytes, up's at up_bias further, of the type `biases`: CLB_F32, or in place CLB_BF16 or CLB_F16. */
 typedef struct {
-  int in_place, narrow;
+  int in_place;
+  clb_dtype biases;
   ptrdiff_t output, input, up, bias, up_bias;
 } clb_place;
 

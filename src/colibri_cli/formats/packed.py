@@ -121,6 +121,22 @@ def write_packed(path: str | os.PathLike[str], header: PackedHeader, payload: me
     write_atomically(path, (header.pack(checksum), payload))
 
 
+def header_for(shape: ExpertShape, file: CheckedFile) -> PackedHeader | None:
+    """Check an expert's file against its layer, sizes alone; None: it is raw, which tells nothing of itself.
+
+    Raises
+    ------
+    InvalidInput
+        It is neither a sound packed file of that shape nor as long as a raw one.
+    """
+    if not is_packed(file):
+        file.check_size(shape.n_bytes, shape.file)
+        return None
+    header = read_header(file)
+    check_shape(header, shape, file.name)
+    return header
+
+
 def is_packed(file: CheckedFile) -> bool:
     """Tell by its first bytes whether a file is a packed expert, sound or not."""
     return file.size >= len(MAGIC) and file.read(0, len(MAGIC)) == MAGIC

@@ -18,6 +18,7 @@ from cpython.buffer cimport (
     PyBUF_FORMAT,
     PyBUF_STRIDES,
     PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
@@ -603,15 +604,23 @@ cdef clb_dtype biases_of(object array):
 
 @cython.final
 cdef class Expert:
-    """One expert's weights where the kernels read them, and what keeps them there."""
+    """One expert's weights where the kernels read them, and what keeps them there.
+
+    A buffer of its payload, read-only, where it has one: where it was packed.
+    """
 
     cdef clb_expert pointers
-    cdef _Memory memory  # where the weights are, or
+    cdef _Memory memory  # where the payload is, or
     cdef tuple arrays  # somebody else's arrays,
-    cdef Matrix up, down, up_bias, down_bias  # which are there
+    cdef Matrix up, down, up_bias, down_bias  # which are there; of a payload up is all
     cdef readonly Watch watch  # over the pages that those are on
     cdef readonly size_t n_bytes
     cdef readonly bint in_place
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        if self.pointers.up_place.in_place:
+            raise BufferError("weights in place are no payload")
+        PyBuffer_FillInfo(view, self, <void *>self.pointers.up, self.n_bytes, True, flags)
 
 
 @cython.final
@@ -676,30 +685,50 @@ cdef class ExpertKernel:
         self.workspaces = _Workspaces()
         clb_pool_reserve(threads)
 
+    cdef void lay_out(self, Expert expert, const void *payload, bint biased) noexcept:
+        """Point into a payload: panels up, panels down, int4's bases likewise, and biases where biased."""
+        cdef clb_expert *e = &expert.pointers
+        cdef int n = self.shape.intermediate_size, hidden = self.shape.hidden_size
+        cdef size_t n_up = clb_up_panels(&self.shape), n_down = clb_down_panels(&self.shape)
+        cdef size_t at = <size_t>payload + n_up * clb_panel_bytes(self.shape.dtype, hidden)
+        e.up, e.down = payload, <const void *>at
+        at += n_down * clb_panel_bytes(self.shape.dtype, n)
+        e.up_bases, e.down_bases = <const float *>at, <const float *>(at + n_up * sizeof(float))
+        if self.shape.dtype == CLB_I4:
+            at += (n_up + n_down) * sizeof(float)
+        e.up_place.bias = e.down_place.bias = sizeof(float)
+        e.up_place.up_bias = n * sizeof(float)
+        if biased:
+            e.up_bias = <const void *>at
+            at += (2 if self.shape.rule.gated else 1) * n * sizeof(float)
+            e.down_bias = <const void *>at
+            at += hidden * sizeof(float)
+        expert.n_bytes = at - <size_t>payload
+
     def pack(self, up, down, up_bias=None, down_bias=None, bint interleaved=False):
         """Copy one expert into panels.
 
         up is float32 ``[outputs, hidden]`` (gated: gate rows then up rows, or alternating where interleaved), down is
-        ``[hidden, intermediate]``, both aligned and with any strides; the biases are contiguous. Shapes are the
-        caller's to check.
+        ``[hidden, intermediate]``, both aligned and with any strides; the biases are contiguous, and zeros if the
+        other alone is given. Shapes are the caller's to check.
         """
         cdef int n = self.shape.intermediate_size, hidden = self.shape.hidden_size
         cdef int halves = 2 if self.shape.rule.gated else 1, half
         cdef clb_dtype dtype = self.shape.dtype
-        cdef size_t up_panel = clb_panel_bytes(dtype, hidden), down_panel = clb_panel_bytes(dtype, n)
-        cdef size_t n_up = clb_up_panels(&self.shape) * up_panel, n_down = clb_down_panels(&self.shape) * down_panel
-        cdef size_t n_bases = clb_up_panels(&self.shape) + clb_down_panels(&self.shape) if dtype == CLB_I4 else 0
-        cdef _Memory memory = _Memory()
+        cdef size_t up_panel = clb_panel_bytes(dtype, hidden)
+        cdef bint biased = up_bias is not None or down_bias is not None
         cdef Expert expert = Expert()
+        cdef clb_expert *e = &expert.pointers
         cdef Matrix u, d
         cdef float *biases
-        cdef float *bases
         cdef const float *bias
         cdef Py_ssize_t i, first, step, column, down_step, down_column
         cdef int csr
-        memory.reserve(n_up + n_down + (n_bases + halves * n + hidden) * sizeof(float))
-        bases = <float *>(memory.data + n_up + n_down)
-        biases = bases + n_bases
+        expert.memory = _Memory()
+        self.lay_out(expert, NULL, biased)
+        expert.memory.reserve(expert.n_bytes)
+        self.lay_out(expert, expert.memory.data, biased)
+        biases = <float *>e.up_bias
         u.held = d.held = False
         try:
             open_matrix(up, &u, "up", "float32 (outputs, inputs)", False, 0)
@@ -714,30 +743,34 @@ cdef class ExpertKernel:
                 for half in range(halves):
                     clb_pack_panels(kernels, dtype, <const float *>u.data + half * first,
                                     step * halves if interleaved else step, column, n, hidden,
-                                    memory.data + half * up_panel, halves * up_panel, bases + half, halves,
-                                    self.threads)
+                                    <char *>e.up + half * up_panel, halves * up_panel, <float *>e.up_bases + half,
+                                    halves, self.threads)
                 clb_pack_panels(kernels, dtype, <const float *>d.data, down_step, down_column, hidden, n,
-                                memory.data + n_up, down_panel, bases + clb_up_panels(&self.shape), 1, self.threads)
+                                <char *>e.down, clb_panel_bytes(dtype, n), <float *>e.down_bases, 1, self.threads)
                 clb_restore_float_mode(csr)
         finally:
             close_matrix(&u)
             close_matrix(&d)
-        expert.memory, expert.n_bytes = memory, n_up + n_down + n_bases * sizeof(float)
-        expert.pointers.up, expert.pointers.down = memory.data, memory.data + n_up
-        expert.pointers.up_bases, expert.pointers.down_bases = bases, bases + clb_up_panels(&self.shape)
-        expert.pointers.up_place.bias = expert.pointers.down_place.bias = sizeof(float)
-        expert.pointers.up_place.up_bias = n * sizeof(float)
+        if biased:
+            memset(biases, 0, (halves * n + hidden) * sizeof(float))
         if up_bias is not None:
             bias = <const float *>contiguous(up_bias, halves * n * sizeof(float))
             for i in range(halves * n):  # alternating biases become gate biases, then up biases
                 biases[i] = bias[(i % n) * 2 + i // n] if interleaved else bias[i]
-            expert.pointers.up_bias = biases
-            expert.n_bytes += halves * n * sizeof(float)
         if down_bias is not None:
-            biases += halves * n
-            memcpy(biases, contiguous(down_bias, hidden * sizeof(float)), hidden * sizeof(float))
-            expert.pointers.down_bias = biases
-            expert.n_bytes += hidden * sizeof(float)
+            memcpy(<float *>e.down_bias, contiguous(down_bias, hidden * sizeof(float)), hidden * sizeof(float))
+        return expert
+
+    def adopt(self, payload, bint biased, Watch watch=None, bint own=False):
+        """Run one expert where its payload lies, at any address: contiguous uint8, as memoryview(packed) has it.
+
+        watch is over the pages that it is on; own: nobody else has that memory.
+        """
+        cdef Expert expert = Expert()
+        self.lay_out(expert, NULL, biased)
+        self.lay_out(expert, contiguous(payload, expert.n_bytes), biased)
+        expert.arrays, expert.watch, expert.in_place = (payload,), watch, not own
+        look_at(payload, &expert.up)
         return expert
 
     def in_place(self, up, down, up_bias=None, down_bias=None, bint interleaved=False, Watch watch=None,

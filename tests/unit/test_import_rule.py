@@ -29,7 +29,11 @@ MAY_IMPORT = {
     "router": {"_core", "arrays", "balance", "checks", "gate_rule", "topology"},
     "gate_rule": {"_core", "checks"},
     "balance": {"_core", "checks", "forks"},
-    "experts": {"_core", "checks", "config", "expert_arrays", "expert_cache", "formats", "forks", "topology"},
+    "experts": {
+        *("_core", "checks", "config", "expert_arrays", "expert_cache", "expert_files", "formats", "forks"),
+        "topology",
+    },
+    "expert_files": {"_core", "formats", "forks"},
     "expert_arrays": {"_core", "checks", "weights"},
     "weights": {"arrays", "dlpack"},
     "dlpack": set(),

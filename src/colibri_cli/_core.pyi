@@ -139,7 +139,7 @@ class ExpertKernel:
         down_bias: npt.NDArray[Any] | None = None,
         interleaved: bool = False,
         watch: Watch | None = None,
-        owned: bool = False,
+        own: bool = False,
     ) -> Expert: ...
     def run(
         self,

@@ -774,11 +774,11 @@ cdef class ExpertKernel:
         return expert
 
     def in_place(self, up, down, up_bias=None, down_bias=None, bint interleaved=False, Watch watch=None,
-                 bint owned=False):
+                 bint own=False):
         """Run one expert where its weights lie, at any address: float32, float16, or bfloat16 as uint16.
 
         Shapes and interleaved are as for pack; inputs, or outputs, should lie side by side. Biases are of
-        any of these. watch is over the pages that all of them are on; owned: nobody else has the arrays.
+        any of these. watch is over the pages that all of them are on; own: nobody else has the arrays.
         """
         cdef Expert expert = Expert()
         cdef clb_expert *e = &expert.pointers
@@ -791,7 +791,7 @@ cdef class ExpertKernel:
         e.up, place.output, place.input = expert.up.data, expert.up.row_stride, expert.up.column_stride
         e.down, e.down_place.output = expert.down.data, expert.down.row_stride
         e.down_place.input = expert.down.column_stride
-        expert.in_place = not owned
+        expert.in_place = not own
         place.in_place = e.down_place.in_place = True
         if up_bias is not None:
             look_at(up_bias, &expert.up_bias)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colibri_cli import _core, forks
+from colibri_cli.expert_arrays import hold
 from colibri_cli.formats.checked_file import CheckedFile
 from colibri_cli.formats.mapped_file import map_pages, read_aligned
 from colibri_cli.formats.packed import HEADER_SIZE, header_for
@@ -73,7 +74,8 @@ class ExpertReader:
     def _pack(self, file: CheckedFile) -> _core.Expert:
         w1, b1, w2, b2 = self._shape.split(np.frombuffer(file.read(0, self._shape.n_bytes), "<f4"))
         self._count(file.size)
-        return self._kernel.pack(w1, w2, b1, b2)
+        names = f"{file.name}: w1", f"{file.name}: w2"
+        return hold(self._kernel, self._shape.dtype, names, (w1, w2), (b1, b2))
 
     def _count(self, n_bytes: int) -> None:
         with self._lock:

@@ -112,8 +112,8 @@ class Experts:
         gated : bool
             Whether ``gate_up`` holds a gate and an up projection.
         dtype : {"float32", "bfloat16", "float16", "int8", "int4"}
-            Of the weights held: 32, 16, 16, 8.5 or 4.5 bits each. int8 and int4 share a scale (int4 also a zero) among 32
-            inputs, chosen to make the squared error small; docs/numerics.md has the errors. What is given in another
+            Of the weights held: 32, 16, 16, 8.5 or 4.5 bits each. int8 and int4 share a scale (int4 also a zero) among
+            32 inputs, chosen to make the squared error small; docs/numerics.md has the errors. What is given in another
             type is widened exactly or rounded to nearest.
         layout : {"concatenated", "interleaved"}
             Gate rows then up rows, or gate and up rows in turn.
@@ -131,8 +131,8 @@ class Experts:
             False: run the caller's arrays, biases too, where they are, with the same bits and no memory for a second
             copy. They are kept alive, are never written, and may be read-only and at any address; what is changed in
             them between two calls is seen, and nobody may change them during one. Weights must be of ``dtype``,
-            "float32", "bfloat16" or "float16", with each output's inputs, or each input's outputs, side by side in memory.
-            Slower where few tokens share an expert; docs/library.md has the price.
+            "float32", "bfloat16" or "float16", with each output's inputs, or each input's outputs, side by side in
+            memory. Slower where few tokens share an expert; docs/library.md has the price.
 
         Raises
         ------

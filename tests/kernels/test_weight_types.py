@@ -105,8 +105,9 @@ def test_every_number_of_float16_is_exact(transposed):
     halves = np.where(np.isfinite(halves), halves, 0).astype(np.float16).reshape(16, 64, 64)
     identity = np.broadcast_to(np.eye(64, dtype=np.float16), halves.shape)
     up = halves.transpose(0, 2, 1) if transposed else halves
-    experts = Experts.from_arrays(up.copy(), identity.copy(), gated=False, activation="relu", dtype="float16",
-                                  transposed=transposed, copy=False)
+    experts = Experts.from_arrays(
+        up.copy(), identity.copy(), gated=False, activation="relu", dtype="float16", transposed=transposed, copy=False
+    )
     for sign in (1, -1):
         x = np.tile(sign * np.eye(64, dtype=np.float32), (16, 1))
         y = experts.run(x, np.arange(1024, dtype=np.int32)[:, None] // 64, np.ones((1024, 1), np.float32))

@@ -33,7 +33,7 @@ MAY_IMPORT = {
         *("_core", "checks", "config", "expert_arrays", "expert_cache", "expert_files", "formats", "forks"),
         "topology",
     },
-    "expert_files": {"_core", "formats", "forks"},
+    "expert_files": {"_core", "expert_arrays", "formats", "forks"},
     "expert_arrays": {"_core", "checks", "weights"},
     "weights": {"arrays", "dlpack"},
     "dlpack": set(),

@@ -250,7 +250,8 @@ void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrd
 
 /* Where one projection's weights and biases are. In place (F32, BF16, F16): output j, input i at j * output + i * input
  * bytes, the up projection of a gated expert up bytes behind the gate. Else in [panels] over the inputs; gated: gate,
- * up, gate, up, ... Bias j is at j * bias bytes, up's at up_bias further, of the type `biases`: CLB_F32, or in place CLB_BF16 or CLB_F16. */
+ * up, gate, up, ... Bias j is at j * bias bytes, up's at up_bias further, of the type `biases`: CLB_F32, or in place
+ * CLB_BF16 or CLB_F16. */
 typedef struct {
   int in_place;
   clb_dtype biases;

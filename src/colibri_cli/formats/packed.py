@@ -48,7 +48,10 @@ class PackedHeader:
     @property
     def payload_size(self) -> int:
         """Bytes behind the header."""
-        return payload_size(self.shape, biased=self.biased)
+        shape = self.shape
+        return payload_size(
+            shape.hidden_size, shape.intermediate_size, gated=shape.gated, dtype=shape.dtype, biased=self.biased
+        )
 
     @property
     def file_size(self) -> int:
@@ -77,14 +80,14 @@ class PackedHeader:
         )
 
 
-def payload_size(shape: ExpertShape, *, biased: bool) -> int:
+def payload_size(hidden_size: int, intermediate_size: int, *, gated: bool, dtype: str, biased: bool) -> int:
     """Bytes of the panels up and down, of int4's bases, and of the biases."""
-    hidden, inter = shape.hidden_size, shape.intermediate_size
-    n_up, n_down = -(-inter // _PANEL) * (2 if shape.gated else 1), -(-hidden // _PANEL)
-    n_bytes = n_up * panel_size(shape.dtype, hidden) + n_down * panel_size(shape.dtype, inter)
-    if shape.dtype == "int4":
+    halves = 2 if gated else 1
+    n_up, n_down = -(-intermediate_size // _PANEL) * halves, -(-hidden_size // _PANEL)
+    n_bytes = n_up * panel_size(dtype, hidden_size) + n_down * panel_size(dtype, intermediate_size)
+    if dtype == "int4":
         n_bytes += 4 * (n_up + n_down)
-    return n_bytes + (4 * (shape.n_up + hidden) if biased else 0)
+    return n_bytes + (4 * (halves * intermediate_size + hidden_size) if biased else 0)
 
 
 def panel_size(dtype: str, n_inputs: int) -> int:

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "dlpack": set(),
     "expert_cache": {"_core", "formats", "forks"},
     "gen_router": {"formats"},
+    "checkpoints": {"_core", "checkpoints", "formats", "gate_rule"},
     "config": {"bundle", "validate"},
     "validate": {"bundle", "formats", "validate"},
     "bundle": {"formats"},

@@ -1,0 +1,173 @@
+"""Every family of `colibri_cli.checkpoints`: what transformers saves is read, and runs as its own MoE block does."""
+
+import numpy as np
+import pytest
+from published import layer_of
+
+from colibri_cli.checkpoints.checkpoint import open_model
+from colibri_cli.checkpoints.families import FAMILIES
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # others' warnings
+
+E, H, INTER, K, T = 8, 32, 24, 3, 33
+
+# What a config takes of these, by its fields.
+SIZES = {
+    **dict.fromkeys(["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"], E),
+    **dict.fromkeys(["num_experts_per_tok", "moe_topk"], K),
+    **dict.fromkeys(["intermediate_size", "moe_intermediate_size"], INTER),
+    **dict.fromkeys(["moe_shared_expert_intermediate_size", "shared_expert_intermediate_size"], 40),
+    **dict.fromkeys(["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"], 2),
+    **dict.fromkeys(["q_lora_rank", "kv_lora_rank", "mamba_d_head"], 16),
+    **dict.fromkeys(["qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "head_dim", "mamba_d_state"], 8),
+    **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim", "index_head_dim"], 8),
+    **dict.fromkeys(["num_attention_heads", "mamba_n_heads", "mamba_num_heads"], 4),
+    **dict.fromkeys(["linear_num_key_heads", "linear_num_value_heads", "topk_group"], 2),
+    **dict.fromkeys(["bos_token_id", "num_dense_layers", "first_k_dense_replace"], 1),
+    **dict.fromkeys(["vocab_size", "max_position_embeddings"], 64),
+    "num_key_value_heads": 2,
+    "hidden_size": H,
+    "num_hidden_layers": 3,
+    "n_group": 4,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+}
+
+# (model_type, what differs, names of modules that make the MoE block)
+CASES = [
+    ("afmoe", {"route_scale": 1.7}, ["mlp"]),
+    ("aria_text", {}, ["mlp"]),
+    ("axk1", {}, ["mlp"]),
+    ("axk2", {}, ["mlp"]),
+    ("bailing_hybrid", {"n_group": 4}, ["mlp"]),
+    ("cohere2_moe", {"shared_expert_combination_strategy": "sum"}, ["mlp"]),
+    ("cohere2_moe", {"num_shared_experts": 0, "expert_selection_fn": "sigmoid"}, ["mlp"]),
+    ("deepseek_v2", {"routed_scaling_factor": 1.5}, ["mlp"]),
+    ("deepseek_v2", {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0}, ["mlp"]),
+    ("deepseek_v3", {}, ["mlp"]),
+    ("deepseek_v3", {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}, ["mlp"]),
+    ("deepseek_v32", {}, ["mlp"]),
+    ("dots1", {"norm_topk_prob": True}, ["mlp"]),
+    ("exaone_moe", {}, ["mlp"]),
+    ("flex_olmo", {}, ["mlp"]),
+    ("flint", {}, ["mlp"]),
+    ("glm4_moe", {"n_group": 1, "topk_group": 1}, ["mlp"]),
+    ("glm4_moe_lite", {}, ["mlp"]),
+    ("glm4v_moe_text", {}, ["mlp"]),
+    ("glm_moe_dsa", {}, ["mlp"]),
+    ("gpt_oss", {}, ["mlp"]),
+    ("granitemoe", {}, ["block_sparse_moe"]),
+    ("granitemoe_swa", {"shared_intermediate_size": 40}, ["block_sparse_moe", "shared_mlp"]),
+    ("granitemoehybrid", {"shared_intermediate_size": 40}, ["block_sparse_moe", "shared_mlp"]),
+    ("granitemoeshared", {}, ["block_sparse_moe"]),
+    ("granitemoeshared", {"shared_intermediate_size": 40}, ["block_sparse_moe", "shared_mlp"]),
+    ("hunyuan_v1_moe", {}, ["mlp"]),
+    ("hy_v3", {}, ["mlp"]),
+    ("jamba", {"num_hidden_layers": 4}, ["feed_forward"]),
+    ("kimi_linear", {}, ["mlp"]),
+    ("lfm2_moe", {"layer_types": ["conv", "full_attention", "conv"]}, ["feed_forward"]),
+    ("lfm2_moe", {"layer_types": ["conv", "full_attention", "conv"], "use_expert_bias": False}, ["feed_forward"]),
+    ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, ["mlp"]),
+    ("mimo_v2_flash", {}, ["mlp"]),
+    ("minimax", {}, ["mlp"]),
+    ("minimax_m2", {}, ["mlp"]),
+    ("mistral4", {"routed_scaling_factor": 1.5}, ["mlp"]),
+    ("mixtral", {}, ["mlp"]),
+    ("nemotron_h", {"layers_block_type": ["moe", "mamba", "moe", "attention"]}, ["mixer"]),
+    ("olmoe", {}, ["mlp"]),
+    ("olmoe", {"norm_topk_prob": True}, ["mlp"]),
+    ("qwen2_moe", {}, ["mlp"]),
+    ("qwen3_5_moe_text", {}, ["mlp"]),
+    ("qwen3_moe", {"mlp_only_layers": [1], "norm_topk_prob": True}, ["mlp"]),
+    ("qwen3_moe", {"decoder_sparse_step": 2}, ["mlp"]),
+    ("qwen3_next", {}, ["mlp"]),
+    ("qwen3_vl_moe_text", {}, ["mlp"]),
+    ("sarvam_mla", {}, ["mlp"]),
+    ("solar_open", {}, ["mlp"]),
+]
+VISION = {
+    "aria": {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "qwen3_vl_moe": {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": H},
+}
+
+
+def config_of(model_type, options, **further):
+    kind = transformers.models.auto.configuration_auto.CONFIG_MAPPING[model_type]
+    fields = kind.__dataclass_fields__
+    return kind(**{name: value for name, value in SIZES.items() if name in fields} | options | further)
+
+
+def model_of(config):
+    """Give a model with random weights; large enough that tokens choose different experts."""
+    torch.manual_seed(0)
+    try:
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    except ValueError:
+        model = transformers.AutoModel.from_config(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.is_floating_point():  # a correction beyond the scores' spread would choose the same for all
+                spread = 0.05 if name.endswith(("e_score_correction_bias", "expert_bias")) else 0.3
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * spread)
+    return model.float().eval()
+
+
+def decoder_layers(model):
+    return next(module for name, module in model.named_modules() if name.rsplit(".", 1)[-1] == "layers")
+
+
+def theirs(layer, modules, hidden):
+    """Run the MoE block of transformers: what it gives, and the experts that its router chose."""
+    chosen = []
+    block = getattr(layer, modules[0])
+    router = block.router if hasattr(block, "router") else block.gate
+    handle = router.register_forward_hook(lambda _module, _given, found: chosen.append(found[2]))
+    with torch.no_grad():
+        outputs = [getattr(layer, name)(hidden[None]) for name in modules]
+        y = sum(each[0] if isinstance(each, tuple) else each for each in outputs)[0]
+    handle.remove()
+    return y.numpy(), np.sort(chosen[0].reshape(len(hidden), -1).numpy(), axis=1)
+
+
+def check_layers(directory, model, modules):
+    hidden = np.random.default_rng(2).standard_normal((T, H)).astype(np.float32)
+    layers = decoder_layers(model)
+    with open_model(directory) as checkpoint:
+        assert checkpoint.plan.layers
+        for number in checkpoint.plan.layers:
+            ours = layer_of(checkpoint, number)
+            expected, chosen = theirs(layers[number], modules, torch.from_numpy(hidden))
+            ids = np.sort(ours.router.route(hidden).expert_ids, axis=1)
+            np.testing.assert_array_equal(ids, chosen)
+            assert len(np.unique(ids)) == E
+            np.testing.assert_allclose(ours(hidden), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+        return checkpoint.plan
+
+
+def ids_of(case):
+    return "-".join([case[0], *(f"{name}={value}" for name, value in case[1].items())])
+
+
+@pytest.mark.parametrize(("model_type", "options", "modules"), CASES, ids=map(ids_of, CASES))
+def test_layers_are_those_of_transformers(model_type, options, modules, tmp_path):
+    config = config_of(model_type, options)
+    config._experts_implementation = "eager"
+    model = model_of(config)
+    model.save_pretrained(tmp_path)
+    plan = check_layers(tmp_path, model, modules)
+    assert (plan.family, plan.n_experts, plan.top_k) == (model_type.removesuffix("_text"), E, K)
+
+
+def test_every_family_is_compared():
+    assert {case[0].removesuffix("_text") for case in CASES} == FAMILIES.keys()

@@ -63,6 +63,7 @@ def use_isa(name):
             at="COLIBRI_ISA",
         )
     kernels = chosen
+    clb_use_isa(chosen.isa)  # for callers from C
 
 
 if os.environ.get("COLIBRI_ISA"):
@@ -491,7 +492,7 @@ cdef class Gate:
                     balance.state.candidates = candidates
                 with nogil:
                     csr = clb_float_mode()
-                    bad = clb_route(kernels, &job, self.threads)
+                    bad = clb_route_batch(kernels, &job, self.threads)
                     if bad < 0 and noise is not None:
                         before = noise.state
                         clb_gumbel(noise.state, noise.temperature, job.logits, self.width, self.rule.n_experts,
@@ -954,7 +955,7 @@ cdef class ExpertKernel:
                 memset(job.y, 0, n * hidden * sizeof(float))
                 clb_experts_begin(kernels, &job, self.threads)
                 if loader is None:
-                    clb_experts_run(kernels, &job, 0, n_experts, self.threads)
+                    clb_experts_add(kernels, &job, 0, n_experts, self.threads)
                 clb_restore_float_mode(csr)
             if loader is not None:
                 self.run_loaded(&job, experts, n_experts, loader)
@@ -984,7 +985,7 @@ cdef class ExpertKernel:
                 begin, end = group[0], group[len(group) - 1] + 1
                 with nogil:
                     csr = clb_float_mode()
-                    clb_experts_run(kernels, job, begin, end, self.threads)
+                    clb_experts_add(kernels, job, begin, end, self.threads)
                     clb_restore_float_mode(csr)
             finally:
                 loader.release([experts.experts[e] for e in group])

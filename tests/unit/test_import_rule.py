@@ -12,7 +12,7 @@ PACKAGE = Path(importlib.util.find_spec("colibri_cli").submodule_search_location
 
 # A module's first name under colibri_cli -> the first names it may import. `errors` is everybody's.
 MAY_IMPORT = {
-    "__init__": {"_core", "balance", "experts", "layer", "model", "router", "shared_expert", "tokenizer"},
+    "__init__": {"_core", "balance", "c_header", "experts", "layer", "model", "router", "shared_expert", "tokenizer"},
     "__main__": {"cli"},
     "cli": {
         *("bench", "cli", "formats", "gen_router", "infer_report", "isa", "model", "report", "tokenize_report"),
@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "config": {"bundle", "validate"},
     "validate": {"bundle", "formats", "validate"},
     "bundle": {"formats"},
+    "c_header": set(),
     "tokenizer": {"formats"},
     "formats": {"formats"},
     "topology": {"checks"},

@@ -156,7 +156,7 @@ static int panels_at_once(const projection *w, int n_rows) {
 
 static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end, char *h) {
   const clb_experts_shape *s = job->shape;
-  const clb_expert *e = &job->experts[expert];
+  const clb_expert_pointers *e = &job->experts[expert];
   projection w = {s->dtype,       e->up,
                   e->up_bias,     &e->up_place,
                   e->up_bases,    s->intermediate_size,
@@ -193,7 +193,7 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
 static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end,
                          const char *h, const char *then) {
   const clb_experts_shape *s = job->shape;
-  const clb_expert *e = &job->experts[expert];
+  const clb_expert_pointers *e = &job->experts[expert];
   projection w = {s->dtype, e->down, e->down_bias, &e->down_place, e->down_bases, s->hidden_size, s->intermediate_size,
                   1,        then};
   size_t h_bytes = clb_activation_bytes(s);
@@ -284,7 +284,7 @@ void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_t
   clb_pool_run(begin_task, &s, s.n_parts, n_threads);
 }
 
-void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads) {
+void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads) {
   const clb_experts_shape *shape = job->shape;
   int n_up = (int)clb_up_panels(shape), n_down = (int)clb_down_panels(shape);
   int n_slots = job->offsets[end] - job->offsets[begin];

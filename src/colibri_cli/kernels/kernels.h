@@ -1,4 +1,4 @@
-/* The kernel contract: everything that _core may call, and nothing that knows Python.
+/* The kernel contract: everything that _core may call, and nothing that knows Python. api.c makes colibri.h of it.
  *
  * Sizes are counts of elements. Pointers are caller-owned; no kernel allocates, fails, or reads past the last
  * element of an input (a mapped file ends at a page). Outputs never overlap inputs. Alignment is never required.
@@ -12,27 +12,15 @@
 #ifndef CLB_KERNELS_H
 #define CLB_KERNELS_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "../include/colibri.h" /* the public names: what a router and an expert can be */
 
 enum {
-  CLB_PANEL = 16,           /* output columns in a panel */
+  CLB_PANEL = CLB_ROUTER_WIDTH_STEP, /* output columns in a panel */
   CLB_ROW_BLOCK = 96,       /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
   CLB_STREAM_AHEAD = 16384, /* bytes by which a pass over weights asks for them ahead */
   CLB_UNIT = 4,             /* panels that one row streams at once: enough chains to hide the FMA's latency */
-  CLB_MAX_EXPERTS = 1024,   /* bounds the stack of the gate */
   CLB_MAX_SEGMENTS = 64     /* inputs that one chain may be made of */
 };
-
-typedef enum { CLB_RELU, CLB_RELU2, CLB_SILU, CLB_GELU, CLB_GELU_TANH } clb_activation;
-typedef enum {
-  CLB_SOFTMAX_TOPK,
-  CLB_TOPK_SOFTMAX,
-  CLB_SIGMOID_TOPK,
-  CLB_SQRTSOFTPLUS_TOPK,
-  CLB_TOPK_SIGMOID
-} clb_gate_kind;
-typedef enum { CLB_EXACT, CLB_TAYLOR } clb_exp_kind;
 
 /* How weights are held:
  *   F32   panel row i: 16 floats
@@ -42,7 +30,6 @@ typedef enum { CLB_EXACT, CLB_TAYLOR } clb_exp_kind;
  *         columns 8..15, then 16 scale codes, then 16 zero codes z; a weight is base x scale x (q - z / 16), and the
  *         scale's bits are its code's: 16 octaves in steps of 1/16, from 2^-15
  *   F16   only in place (clb_place): its panels are widened to F32 as they are filled */
-typedef enum { CLB_F32, CLB_BF16, CLB_I8, CLB_I4, CLB_F16, CLB_N_DTYPES } clb_dtype;
 enum { CLB_GROUP = 32 };    /* inputs that share a scale */
 #define CLB_SMALLEST 1e-35f /* I8 and I4 weights below this are held as 0: 1 / scale must stay finite */
 
@@ -191,7 +178,7 @@ typedef struct {
   float *weights;
 } clb_route_job;
 /* Returns the first token whose logits are not finite, or -1. */
-ptrdiff_t clb_route(const clb_kernels *k, const clb_route_job *job, int n_threads);
+ptrdiff_t clb_route_batch(const clb_kernels *k, const clb_route_job *job, int n_threads);
 /* Chooses again from job->logits, which the caller has changed. */
 ptrdiff_t clb_choose(const clb_kernels *k, const clb_route_job *job);
 
@@ -265,7 +252,7 @@ typedef struct {
   const void *down_bias;
   const float *up_bases, *down_bases; /* I4: one a panel */
   clb_place up_place, down_place;
-} clb_expert;
+} clb_expert_pointers;
 
 typedef struct {
   int hidden_size, intermediate_size;
@@ -275,7 +262,7 @@ typedef struct {
 
 typedef struct {
   const clb_experts_shape *shape;
-  const clb_expert *experts; /* by id */
+  const clb_expert_pointers *experts; /* by id; those without slots are not looked at */
   int n_tokens, top_k;
   const int32_t *offsets, *order; /* from clb_dispatch */
   const float *slot_weights;      /* [n_tokens * top_k] */
@@ -290,10 +277,10 @@ size_t clb_up_panels(const clb_experts_shape *shape);
 size_t clb_down_panels(const clb_experts_shape *shape);
 size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input where weights want it quantised, or 0 */
 size_t clb_activation_bytes(const clb_experts_shape *shape); /* one slot's intermediate state */
-/* Quantises x where the weights want that. Before the first clb_experts_run of a job. */
+/* Quantises x where the weights want that. Before the first clb_experts_add of a job. */
 void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads);
 /* Adds experts begin..end-1 to y. */
-void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads);
+void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads);
 
 /* model.c: the two ends of a token classifier. */
 typedef struct {

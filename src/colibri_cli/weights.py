@@ -56,7 +56,7 @@ def as_weights(name: str, value: object, shape: tuple[int, ...] | None = None) -
     ----------
     name : str
     value
-        A buffer, a CPU DLPack tensor, or an ml_dtypes array; a list becomes a new array.
+        A buffer, a CPU DLPack tensor, an ml_dtypes array, or weights; a list becomes a new array.
     shape : tuple of int, optional
         What it must be; default: any three dimensions.
 
@@ -65,14 +65,17 @@ def as_weights(name: str, value: object, shape: tuple[int, ...] | None = None) -
     InvalidInput
         It is no array in CPU memory, or of another dtype or shape.
     """
-    array, dtype = _view(name, value)
+    if isinstance(value, Weights):
+        array, dtype = value.array, value.dtype
+    else:
+        array, dtype = _view(name, value)
     if dtype not in DTYPES or (array.ndim != 3 if shape is None else array.shape != shape):
         raise InvalidInput(
             expected=f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}, {'3 dimensions' if shape is None else shape}",
             got=f"{dtype} {array.shape}",
             at=name,
         )
-    return Weights(name, array, dtype, _exports(value))
+    return Weights(name, array, dtype, value.shared if isinstance(value, Weights) else _exports(value))
 
 
 def _view(name: str, value: object) -> tuple[npt.NDArray[Any], str]:

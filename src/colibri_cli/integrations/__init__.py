@@ -1,0 +1,1 @@
+"""Colibri inside other libraries: each needs its library, and nothing else of Colibri imports it."""

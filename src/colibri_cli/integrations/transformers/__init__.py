@@ -1,0 +1,79 @@
+"""Hugging Face transformers run their MoE layers with Colibri.
+
+``register()``, then ``from_pretrained(..., experts_implementation="colibri")`` or
+``model.set_experts_implementation("colibri")``. The model, its router and its tensors stay transformers' own; what
+changes is who multiplies the experts.
+
+``rules`` reads the formula off an experts module, ``operator`` is the operator that PyTorch sees, ``store`` finds the
+experts that belong to its tensors, and ``float8`` decodes block-scaled weights.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from colibri_cli import _core
+from colibri_cli.checks import check_choice
+from colibri_cli.errors import InvalidInput, UsageError
+from colibri_cli.topology import check_threads
+
+try:
+    from transformers.integrations.finegrained_fp8 import FP8ExpertsInterface
+    from transformers.integrations.moe import ExpertsInterface
+except ImportError as error:
+    raise UsageError(
+        expected="transformers of 5.24 or later, with torch",
+        got=str(error),
+        at="colibri_cli.integrations.transformers",
+        hint="pip install 'colibri-cli[transformers]'",
+    ) from error
+
+from colibri_cli.integrations.transformers.operator import STORE, forward
+
+__all__ = ["forget", "register"]
+
+
+def register(pack: str | None = None, threads: int | None = None, name: str = "colibri") -> None:
+    """Make Colibri an experts implementation of transformers, for FP8 experts too.
+
+    Nothing is registered on import: which weights are held, and how, is for the caller to say. Several names may be
+    registered, with different options; a name registered again takes the new ones from the next call on.
+
+    Parameters
+    ----------
+    pack : {"float32", "bfloat16", "int8", "int4"}, optional
+        Copy each layer's weights, once, into the kernels' own layout: faster, most of all where few tokens share an
+        expert, for the memory of the copy. Default: run the module's float32 or bfloat16 tensors where they are.
+    threads : int, optional
+        Default: as many as PyTorch uses at the time of a call, up to what the CPU affinity and the cgroup's quota
+        allow. The answer does not depend on it.
+    name : str
+        What to give as ``experts_implementation``.
+
+    Raises
+    ------
+    InvalidInput
+        An option is not as above, or the name is another implementation's.
+    """
+    if pack is not None:
+        check_choice("pack", pack, _core.DTYPES)
+    if threads is not None:
+        check_threads(threads)
+    if not isinstance(name, str) or name in ("", "eager"):
+        raise InvalidInput(expected='a name other than "eager"', got=repr(name), at="name")
+    implementation = partial(forward, pack=pack or "", threads=threads or 0)
+    for interface in (ExpertsInterface, FP8ExpertsInterface):
+        before = interface._global_mapping.get(name)
+        if before is not None and getattr(before, "func", None) is not forward:
+            raise InvalidInput(expected="a name of its own", got=f"{name!r}, which transformers has", at="name")
+    for interface in (ExpertsInterface, FP8ExpertsInterface):
+        interface.register(name, implementation)
+
+
+def forget() -> None:
+    """Drop what was packed; the next call of each layer packs it again.
+
+    Needed only for packed weights that were changed behind PyTorch's back, through ``.data`` or another library's view
+    of their memory: its version counter, which tells Colibri of every other change, does not see that.
+    """
+    STORE.clear()

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": {
         *("bench", "cli", "formats", "gen_router", "infer_report", "isa", "model", "report", "tokenize_report"),
-        *("tokenizer", "topology", "validate", "words"),
+        *("pack", "tokenizer", "topology", "validate", "words"),
     },
     "infer_report": {"model", "report", "tokenizer", "words"},
     "tokenize_report": {"report", "tokenizer"},
@@ -45,6 +45,9 @@ MAY_IMPORT = {
     "expert_cache": {"_core", "formats", "forks"},
     "gen_router": {"formats"},
     "checkpoints": {"_core", "checkpoints", "formats", "gate_rule"},
+    "pack": {
+        *("_core", "bundle", "checkpoints", "checks", "expert_arrays", "formats", "layer_bundle", "pack", "topology"),
+    },
     "config": {"bundle", "validate"},
     "validate": {"bundle", "formats", "validate"},
     "bundle": {"formats"},

@@ -102,14 +102,7 @@ def panel_size(dtype: str, n_inputs: int) -> int:
 
 
 def write_packed(path: str | os.PathLike[str], header: PackedHeader, payload: memoryview) -> None:
-    """Write a packed expert file, atomically.
-
-    Parameters
-    ----------
-    path : path-like
-    header : PackedHeader
-    payload : memoryview
-        Contiguous bytes: ``memoryview(expert)`` of a packed ``_core.Expert``.
+    """Write a packed expert file, atomically; the parameters are those of :func:`packed_parts`.
 
     Raises
     ------
@@ -118,10 +111,27 @@ def write_packed(path: str | os.PathLike[str], header: PackedHeader, payload: me
     UsageError
         The file cannot be written; an old one is left in place.
     """
+    write_atomically(path, packed_parts(header, payload))
+
+
+def packed_parts(header: PackedHeader, payload: memoryview) -> tuple[bytes, memoryview]:
+    """Return what a packed expert file consists of.
+
+    Parameters
+    ----------
+    header : PackedHeader
+    payload : memoryview
+        Contiguous bytes: ``memoryview(expert)`` of a packed ``_core.Expert``.
+
+    Raises
+    ------
+    InvalidInput
+        The payload is not of the header's size.
+    """
     if payload.nbytes != header.payload_size:
         raise InvalidInput(expected=f"a payload of {header.payload_size} bytes", got=str(payload.nbytes), at="payload")
     checksum = zlib.crc32(payload, zlib.crc32(header.pack()))
-    write_atomically(path, (header.pack(checksum), payload))
+    return header.pack(checksum), payload
 
 
 def header_for(shape: ExpertShape, file: CheckedFile) -> PackedHeader | None:

@@ -165,7 +165,6 @@ def _deepseek_v3(
 
 _DEEPSEEK_V3 = _deepseek_v3(dense=3, scale=2.5, n_groups=8, topk_groups=4)
 _GLM4 = _deepseek_v3()
-_AXK1 = replace(_deepseek_v3(scale=2.5, n_groups=8, topk_groups=4), layers=layers.by_type(layers.by_frequency))
 _HUNYUAN_V3_GATE = Gate(kind="sigmoid-topk", scale=Key("router_scaling_factor", 2.826), correction="mlp.expert_bias")
 
 FAMILIES: dict[str, Family] = {
@@ -184,8 +183,7 @@ FAMILIES: dict[str, Family] = {
         size=SIZE,
         shared=_sized(_SHARED_EXPERTS, SIZE, 2),
     ),
-    "axk1": _AXK1,
-    "axk2": replace(_AXK1, gate=deepseek_v3(scale=2.5, masked_score=0.0)),
+    "axk2": replace(_deepseek_v3(scale=2.5, masked_score=0.0), layers=layers.by_type(layers.by_frequency)),
     "bailing_hybrid": replace(
         _deepseek_v3(dense=2, types=True, n_shared=1),
         gate=deepseek_v3(scale=2.5, n_groups=8, topk_groups=4, correction="mlp.gate.expert_bias"),
@@ -349,6 +347,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 REFUSED: dict[str, str] = {
+    "axk1": "its MoE block ends in a norm",
     "dbrx": "its weights are divided by a norm of the chosen scores",
     "deepseek_v4": "its first layers are routed by a table of token ids",
     "diffusion_gemma": "its gate normalises and scales the hidden state first",

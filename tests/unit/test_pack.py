@@ -12,7 +12,7 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+import tiny_checkpoint
 
 import colibri_cli
 from colibri_cli import Experts, MoELayer, Router
@@ -20,37 +20,18 @@ from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.pack import DTYPES, pack
 
 HIDDEN, INTER, EXPERTS, LAYERS, TOP_K = 40, 24, 3, 2, 2
-CONFIG = {
-    "model_type": "olmoe",
-    "hidden_size": HIDDEN,
-    "intermediate_size": INTER,
-    "num_experts": EXPERTS,
-    "num_experts_per_tok": TOP_K,
-    "num_hidden_layers": LAYERS,
-    "norm_topk_prob": True,
-    "hidden_act": "silu",
-}
+CONFIG = tiny_checkpoint.config(HIDDEN, INTER, EXPERTS, LAYERS, TOP_K)
 
 
 @pytest.fixture
 def weights():
-    rng = np.random.default_rng(5)
-    tensors = {"model.embed_tokens.weight": rng.standard_normal((7, HIDDEN), np.float32)}
-    for layer in range(LAYERS):
-        mlp = f"model.layers.{layer}.mlp"
-        tensors[f"{mlp}.gate.weight"] = rng.standard_normal((EXPERTS, HIDDEN), np.float32)
-        for e in range(EXPERTS):
-            for name, shape in (("gate", (INTER, HIDDEN)), ("up", (INTER, HIDDEN)), ("down", (HIDDEN, INTER))):
-                tensors[f"{mlp}.experts.{e}.{name}_proj.weight"] = rng.standard_normal(shape, np.float32)
-    return tensors
+    return tiny_checkpoint.weights(HIDDEN, INTER, EXPERTS, LAYERS)
 
 
 @pytest.fixture
 def checkpoint(tmp_path, weights):
     folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(weights, folder / "model.safetensors")
+    tiny_checkpoint.write(folder, CONFIG, weights)
     return folder
 
 
@@ -196,8 +177,7 @@ def test_verify_finds_a_damaged_file(checkpoint, bundle, name, change):
 
 def test_what_is_not_finite_is_named(tmp_path, weights, bundle):
     weights["model.layers.1.mlp.experts.2.down_proj.weight"][3, 4] = np.nan
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    save_file(weights, tmp_path / "model.safetensors")
+    tiny_checkpoint.write(tmp_path, CONFIG, weights)
     with pytest.raises(InvalidInput, match="layer 1, expert 2"):
         pack(tmp_path, bundle, dtype="int8")
     assert not (bundle / "config.json").exists()
@@ -205,8 +185,7 @@ def test_what_is_not_finite_is_named(tmp_path, weights, bundle):
 
 def test_a_missing_tensor_is_named_before_anything_is_written(tmp_path, weights, bundle):
     del weights["model.layers.1.mlp.experts.2.down_proj.weight"]
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    save_file(weights, tmp_path / "model.safetensors")
+    tiny_checkpoint.write(tmp_path, CONFIG, weights)
     with pytest.raises(InvalidInput, match=r"model\.layers\.1\.mlp\.experts\.2\.down_proj\.weight"):
         pack(tmp_path, bundle)
     assert not bundle.exists()

@@ -10,7 +10,14 @@ import zipfile
 from pathlib import Path
 
 CORE_LIMIT = 300 * 1024  # bytes, stripped
-NEEDED = ("py.typed", "_core.pyi", "schema/config.schema.json", "models/config.json", "models/tokenizer.model")
+NEEDED = (
+    "py.typed",
+    "_core.pyi",
+    "schema/config.schema.json",
+    "schema/layers.schema.json",
+    "models/config.json",
+    "models/tokenizer.model",
+)
 
 
 def check(wheel: Path) -> list[str]:

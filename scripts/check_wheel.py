@@ -14,8 +14,8 @@ CORE_LIMIT = 300 * 1024  # bytes, stripped
 HEADER = "include/colibri.h"
 ARCHIVE = "lib/libcolibri.a"
 NEEDED = (
-    *("py.typed", "_core.pyi", "schema/config.schema.json", "models/config.json", "models/tokenizer.model"),
-    *(HEADER, ARCHIVE),
+    *("py.typed", "_core.pyi", "schema/config.schema.json", "schema/layers.schema.json"),
+    *("models/config.json", "models/tokenizer.model", HEADER, ARCHIVE),
 )
 
 

@@ -1,6 +1,7 @@
 """Packed expert files: what they hold, how they run, and what is refused."""
 
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -9,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import packed_reader
 import pytest
 from reference import Ffns, integers, numbers
 
@@ -19,6 +19,7 @@ from colibri_cli.formats.checked_file import CheckedFile
 from colibri_cli.formats.experts import ExpertShape
 from colibri_cli.formats.packed import PackedHeader, read_header, verify, write_packed
 
+PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 LOADINGS = ("mmap", "static", "on-demand")
 SIZES = ((1, 1), (15, 17), (16, 32), (33, 31), (64, 48))  # around lanes, panels and groups
 E, T, K = 3, 7, 2
@@ -48,6 +49,10 @@ def pack(ffns, e, dtype):
     return expert, PackedHeader(shape, any(b is not None for b in biases))
 
 
+def file_of(expert, header):
+    return header.pack(zlib.crc32(expert, zlib.crc32(header.pack()))) + bytes(expert)
+
+
 def write(ffns, folder, dtype):
     for e in range(len(ffns.up)):
         expert, header = pack(ffns, e, dtype)
@@ -65,6 +70,15 @@ def file(tmp_path):
 # ---------------------------------------------------------------- what a file holds
 
 
+@pytest.fixture(scope="module")
+def read_packed():
+    """The reader on the documentation's page, which shares no code with the package."""
+    (code,) = re.findall(r"^```python\n(import struct\n.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    names = {"np": np}
+    exec(code, names)  # noqa: S102 - our own page
+    return names["read_packed"]
+
+
 def test_codes_are_the_kernels_own():
     assert {name: code for code, name in enumerate(packed.DTYPES)} == _core.DTYPES
     assert {name: code for code, name in enumerate(packed.ACTIVATIONS)} == _core.ACTIVATIONS
@@ -74,39 +88,35 @@ def test_codes_are_the_kernels_own():
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("hidden", "inter"), SIZES)
-def test_a_reader_of_the_documentation_finds_the_weights(hidden, inter, bias, gated, dtype):
+def test_the_reader_of_the_documentation_finds_the_weights(hidden, inter, bias, gated, dtype, read_packed):
     ffns = Ffns.make(1, 1, hidden, inter, bias=bias, gated=gated, activation="relu")
     expert, header = pack(ffns, 0, dtype)
-    found = packed_reader.read(header.pack() + bytes(expert))
-    assert (found.dtype, found.activation, found.gated) == (dtype, "relu", gated)
-    assert found.numbers == (1.0, 0.0, np.inf)
-    for name in ("up", "down"):
-        w = getattr(ffns, name)[0].astype(np.float64)
-        error = np.abs(getattr(found, name) - w)
+    _, up, down, up_bias, down_bias = read_packed(file_of(expert, header))
+    for found, original in ((up, ffns.up[0]), (down, ffns.down[0])):
+        w = original.astype(np.float64)
+        error = np.abs(found - w)
         if dtype == "float32":
             assert not error.any()
         else:  # half a step at most, but for what int4 clips
             steps = {"bfloat16": 256, "int8": 127, "int4": 15}[dtype]
             assert error.max() <= (3 if dtype == "int4" else 1) * np.abs(w).max() / steps
             assert np.sqrt((error**2).mean()) <= np.abs(w).max() / steps
-    for name in ("up_bias", "down_bias"):
-        if bias:
-            np.testing.assert_array_equal(getattr(found, name), getattr(ffns, name)[0])
-        else:
-            assert getattr(found, name) is None
+    if bias:
+        np.testing.assert_array_equal(up_bias, ffns.up_bias[0])
+        np.testing.assert_array_equal(down_bias, ffns.down_bias[0])
+    else:
+        assert (up_bias, down_bias) == (None, None)
 
 
 @every_dtype
 @pytest.mark.parametrize("gated", [False, True])
-def test_what_a_reader_finds_is_what_runs(gated, dtype):
+def test_what_that_reader_finds_is_what_runs(gated, dtype, read_packed):
     """The layer in float64 with the weights that the file holds, to within the arithmetic's error."""
     hidden, inter = 70, 45
     ffns = Ffns.make(1, 1, hidden, inter, gated=gated, activation="relu")
     expert, header = pack(ffns, 0, dtype)
-    found = packed_reader.read(header.pack() + bytes(expert))
-    held = replace(
-        ffns, up=found.up[None], down=found.down[None], up_bias=found.up_bias[None], down_bias=found.down_bias[None]
-    )
+    _, *weights = read_packed(file_of(expert, header))
+    held = replace(ffns, **dict(zip(("up", "down", "up_bias", "down_bias"), (w[None] for w in weights), strict=True)))
     x = numbers(2, T, hidden)
     run = kernel_of(header.shape).run
     y = run(_core.ExpertSet([expert]), x, np.zeros((T, 1), np.int32), np.ones((T, 1), np.float32))

@@ -30,7 +30,7 @@ SIZES = {
     **dict.fromkeys(["linear_num_key_heads", "linear_num_value_heads", "topk_group"], 2),
     **dict.fromkeys(["bos_token_id", "num_dense_layers", "first_k_dense_replace"], 1),
     **dict.fromkeys(["vocab_size", "max_position_embeddings"], 64),
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 4,
     "hidden_size": H,
     "num_hidden_layers": 3,
     "n_group": 4,
@@ -44,6 +44,7 @@ CASES = [
     ("aria_text", {}, ["mlp"]),
     ("axk2", {}, ["mlp"]),
     ("bailing_hybrid", {"n_group": 4}, ["mlp"]),
+    ("beam", {"mlp_layer_types": ["dense", "sparse", "sparse"]}, ["mlp"]),
     ("cohere2_moe", {"shared_expert_combination_strategy": "sum"}, ["mlp"]),
     ("cohere2_moe", {"num_shared_experts": 0, "expert_selection_fn": "sigmoid"}, ["mlp"]),
     ("deepseek_v2", {"routed_scaling_factor": 1.5}, ["mlp"]),
@@ -52,14 +53,16 @@ CASES = [
     ("deepseek_v3", {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}, ["mlp"]),
     ("deepseek_v32", {}, ["mlp"]),
     ("dots1", {"norm_topk_prob": True}, ["mlp"]),
+    ("dots3_note_text", {"shared_experts_intermediate_size": 20, "head_dim": 16}, ["mlp"]),
     ("exaone_moe", {}, ["mlp"]),
     ("flex_olmo", {}, ["mlp"]),
     ("flint", {}, ["mlp"]),
     ("glm4_moe", {"n_group": 1, "topk_group": 1}, ["mlp"]),
     ("glm4_moe_lite", {}, ["mlp"]),
     ("glm4v_moe_text", {}, ["mlp"]),
+    ("glm5_next_text", {"qk_rope_head_dim": 0, "mlp_layer_types": ["sparse"] * 3, "swiglu_limit": 0.5}, ["mlp"]),
     ("glm_moe_dsa", {}, ["mlp"]),
-    ("gpt_oss", {}, ["mlp"]),
+    ("gpt_oss", {"swiglu_limit": 0.5}, ["mlp"]),
     ("granitemoe", {}, ["block_sparse_moe"]),
     ("granitemoe_swa", {"shared_intermediate_size": 40}, ["block_sparse_moe", "shared_mlp"]),
     ("granitemoehybrid", {"shared_intermediate_size": 40}, ["block_sparse_moe", "shared_mlp"]),
@@ -69,6 +72,8 @@ CASES = [
     ("hy_v3", {}, ["mlp"]),
     ("jamba", {"num_hidden_layers": 4}, ["feed_forward"]),
     ("kimi_linear", {}, ["mlp"]),
+    ("kolibri1", {"norm_topk_prob": True}, ["mlp"]),
+    ("lara_mini", {}, ["mlp"]),
     ("lfm2_moe", {"layer_types": ["conv", "full_attention", "conv"]}, ["feed_forward"]),
     ("lfm2_moe", {"layer_types": ["conv", "full_attention", "conv"], "use_expert_bias": False}, ["feed_forward"]),
     ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, ["mlp"]),
@@ -81,12 +86,14 @@ CASES = [
     ("olmoe", {}, ["mlp"]),
     ("olmoe", {"norm_topk_prob": True}, ["mlp"]),
     ("qwen2_moe", {}, ["mlp"]),
+    ("qwen4_exp_text", {}, ["mlp"]),
     ("qwen3_5_moe_text", {}, ["mlp"]),
     ("qwen3_moe", {"mlp_only_layers": [1], "norm_topk_prob": True}, ["mlp"]),
     ("qwen3_moe", {"decoder_sparse_step": 2}, ["mlp"]),
     ("qwen3_next", {}, ["mlp"]),
     ("qwen3_vl_moe_text", {}, ["mlp"]),
     ("sarvam_mla", {}, ["mlp"]),
+    ("sarvam_moe", {}, ["mlp"]),
     ("solar_open", {}, ["mlp"]),
 ]
 VISION = {
@@ -212,6 +219,8 @@ def test_what_a_config_leaves_out_is_as_in_transformers(model_type):
     further = {name: 64 for name in many if name in kind.__dataclass_fields__}  # groups of several by default
     if model_type != "nemotron_h":  # which counts its blocks
         further["num_hidden_layers"] = 5
+    if model_type == "glm5_next_text":
+        further["qk_rope_head_dim"] = 0
     if model_type == "lfm2_moe":
         further["layer_types"] = ["conv", "full_attention", "conv", "conv", "conv"]
     stated, names = config_of(model_type, further).to_dict(), kind.attribute_map

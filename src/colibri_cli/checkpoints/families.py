@@ -147,6 +147,7 @@ _GRANITE = Family(
     modules=("block_sparse_moe.", "shared_mlp."),
 )
 _GRANITE_SHARED = Shared(layout=_linears("shared_mlp"), size=Key("shared_intermediate_size", 0))
+_SCALE = Key("routed_scaling_factor", 1.0)
 _FIRST = Key("first_k_dense_replace", 1)
 
 
@@ -188,6 +189,7 @@ FAMILIES: dict[str, Family] = {
         _deepseek_v3(dense=2, types=True, n_shared=1),
         gate=deepseek_v3(scale=2.5, n_groups=8, topk_groups=4, correction="mlp.gate.expert_bias"),
     ),
+    "beam": replace(_deepseek_v3(dense=3, types=True, scale=2.5, n_groups=8, topk_groups=4), shared=None),
     "cohere2_moe": Family(
         gate=ByWord(
             Key("expert_selection_fn", "softmax"),
@@ -213,6 +215,9 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": _DEEPSEEK_V3,
     "deepseek_v32": _deepseek_v3(dense=3, types=True, scale=2.5, n_groups=8, topk_groups=4),
     "dots1": _deepseek_v3(dense=0, n_shared=None, renormalize=False),
+    "dots3_note": replace(
+        _deepseek_v3(types=True), shared=_sized(_SHARED_EXPERTS, Key("shared_experts_intermediate_size", 1536), 1)
+    ),
     "exaone_moe": replace(
         _deepseek_v3(types=True), gate=deepseek_v3(scale=2.5, correction="mlp.e_score_correction_bias")
     ),
@@ -226,6 +231,7 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": _GLM4,
     "glm4_moe_lite": _deepseek_v3(types=True, scale=1.8),
     "glm4v_moe": _GLM4,
+    "glm5_next": replace(_deepseek_v3(dense=3, types=True, scale=2.5), limit=Key("swiglu_limit", 10.0)),
     "glm_moe_dsa": _deepseek_v3(dense=3, types=True, scale=2.5),
     "gpt_oss": Family(
         gate=replace(gates.TOPK_SOFTMAX, bias="mlp.router.bias"),
@@ -284,11 +290,23 @@ FAMILIES: dict[str, Family] = {
         shared=_sized("block_sparse_moe.shared_experts", n=1),
         modules=SPARSE_BLOCK,
     ),
+    "kolibri1": Family(
+        gate=Gate(
+            kind="topk-sigmoid",
+            renormalize=Key("norm_topk_prob", False),
+            correction="moe.router.expert_bias",
+            epsilon=0.0,
+        ),
+        layouts=QWEN,
+        shared=Shared(layout=_projections(_SHARED_EXPERTS), size=Key("shared_expert_intermediate_size")),
+        modules=("mlp.", "moe."),
+    ),
+    "lara_mini": Family(gate=_RENORMALIZED, layouts=QWEN, shared=replace(_QWEN_SHARED, gate=None)),
     "lfm2_moe": Family(
         gate=Gate(
             kind="sigmoid-topk",
             renormalize=Key("norm_topk_prob", True),
-            scale=Key("routed_scaling_factor", 1.0),
+            scale=_SCALE,
             correction="feed_forward.expert_bias",
             corrected=Key("use_expert_bias", True),
             epsilon=1e-6,
@@ -315,7 +333,7 @@ FAMILIES: dict[str, Family] = {
             _RENORMALIZED,
             n_groups=Key("n_group", 1, null=1),
             topk_groups=Key("topk_group", 1, null=1),
-            scale=Key("routed_scaling_factor", 1.0),
+            scale=_SCALE,
         ),
         layouts=QWEN,
         layers=layers.after(Key("first_k_dense_replace", 0)),
@@ -342,11 +360,14 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": replace(_QWEN2, shared=None),
     "qwen3_next": replace(_QWEN2, gate=_RENORMALIZED),
     "qwen3_vl_moe": replace(_QWEN2, gate=gates.SOFTMAX, shared=None, layouts=(_fused("mlp.experts", None), EXPERTS)),
-    "sarvam_mla": _DEEPSEEK_V3,
+    "qwen4_exp": replace(_QWEN2, gate=_RENORMALIZED, layers=layers.every),
+    "sarvam_mla": _deepseek_v3(scale=2.5),
+    "sarvam_moe": replace(_deepseek_v3(), gate=deepseek_v3(scale=2.5, correction="mlp.gate.expert_bias")),
     "solar_open": replace(_deepseek_v3(), layers=layers.every),
 }
 
 REFUSED: dict[str, str] = {
+    "hy_v4": "its experts are clamped and its shared expert is not",
     "axk1": "its MoE block ends in a norm",
     "dbrx": "its weights are divided by a norm of the chosen scores",
     "deepseek_v4": "its first layers are routed by a table of token ids",

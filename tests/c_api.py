@@ -16,8 +16,10 @@ ERRORS = (
     *("CHECKSUM", "ISA"),
 )
 OK, NULL, STRUCT, SIZE, OPTION, ID, EXPERT, ROOM, ALIGNMENT, OVERLAP, NOT_FINITE, FORMAT, CHECKSUM, ISA = range(14)
-F32, BF16, I8, I4 = range(4)
-DTYPES = {"float32": F32, "bfloat16": BF16, "int8": I8, "int4": I4}
+F32, BF16, I8, I4, F16 = range(5)
+DTYPES = {"float32": F32, "bfloat16": BF16, "int8": I8, "int4": I4}  # that are packed
+IN_PLACE = {"float32": F32, "bfloat16": BF16, "float16": F16}
+_CODES = {"f": F32, "e": F16, "H": BF16}
 ACTIVATIONS = {"relu": 0, "relu2": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4}
 KINDS = {"softmax-topk": 0, "topk-softmax": 1, "sigmoid-topk": 2, "sqrtsoftplus-topk": 3, "topk-sigmoid": 4}
 
@@ -124,11 +126,11 @@ def aligned(n_bytes, offset=0):
 
 
 def arrays_of(up, down, up_bias=None, down_bias=None, *, interleaved=False):
-    """Describe NumPy arrays, [U][H] and [H][I] with any strides; uint16 is bfloat16."""
+    """Describe NumPy arrays, [U][H] and [H][I] with any strides: float32, float16, or uint16 for bfloat16."""
     bias = up_bias if up_bias is not None else down_bias
     return Arrays(
-        dtype=BF16 if up.itemsize == 2 else F32,
-        bias_dtype=F32 if bias is None or bias.itemsize == 4 else BF16,
+        dtype=_CODES[up.dtype.char],
+        bias_dtype=F32 if bias is None else _CODES[bias.dtype.char],
         interleaved=interleaved,
         up=address(up),
         down=address(down),

@@ -119,8 +119,7 @@ cdef extern from "kernels.h" nogil:
         Py_ssize_t y_stride
         void *inputs
         void *activations
-    size_t clb_up_panels(const clb_experts_shape *shape) noexcept
-    size_t clb_down_panels(const clb_experts_shape *shape) noexcept
+    size_t clb_lay_out(const clb_experts_shape *shape, int biased, const char *payload, clb_expert *e) noexcept
     size_t clb_input_bytes(const clb_experts_shape *shape) noexcept
     size_t clb_activation_bytes(const clb_experts_shape *shape) noexcept
     void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads) noexcept

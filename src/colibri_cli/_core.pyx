@@ -686,26 +686,6 @@ cdef class ExpertKernel:
         self.workspaces = _Workspaces()
         clb_pool_reserve(threads)
 
-    cdef void lay_out(self, Expert expert, const void *payload, bint biased) noexcept:
-        """Point into a payload: panels up, panels down, int4's bases likewise, and biases where biased."""
-        cdef clb_expert *e = &expert.pointers
-        cdef int n = self.shape.intermediate_size, hidden = self.shape.hidden_size
-        cdef size_t n_up = clb_up_panels(&self.shape), n_down = clb_down_panels(&self.shape)
-        cdef size_t at = <size_t>payload + n_up * clb_panel_bytes(self.shape.dtype, hidden)
-        e.up, e.down = payload, <const void *>at
-        at += n_down * clb_panel_bytes(self.shape.dtype, n)
-        e.up_bases, e.down_bases = <const float *>at, <const float *>(at + n_up * sizeof(float))
-        if self.shape.dtype == CLB_I4:
-            at += (n_up + n_down) * sizeof(float)
-        e.up_place.bias = e.down_place.bias = sizeof(float)
-        e.up_place.up_bias = n * sizeof(float)
-        if biased:
-            e.up_bias = <const void *>at
-            at += (2 if self.shape.rule.gated else 1) * n * sizeof(float)
-            e.down_bias = <const void *>at
-            at += hidden * sizeof(float)
-        expert.n_bytes = at - <size_t>payload
-
     def pack(self, up, down, up_bias=None, down_bias=None, bint interleaved=False):
         """Copy one expert into panels.
 
@@ -726,9 +706,9 @@ cdef class ExpertKernel:
         cdef Py_ssize_t i, first, step, column, down_step, down_column
         cdef int csr
         expert.memory = _Memory()
-        self.lay_out(expert, NULL, biased)
+        expert.n_bytes = clb_lay_out(&self.shape, biased, NULL, NULL)
         expert.memory.reserve(expert.n_bytes)
-        self.lay_out(expert, expert.memory.data, biased)
+        clb_lay_out(&self.shape, biased, expert.memory.data, e)
         biases = <float *>e.up_bias
         u.held = d.held = False
         try:
@@ -768,8 +748,8 @@ cdef class ExpertKernel:
         watch is over the pages that it is on; own: nobody else has that memory.
         """
         cdef Expert expert = Expert()
-        self.lay_out(expert, NULL, biased)
-        self.lay_out(expert, contiguous(payload, expert.n_bytes), biased)
+        expert.n_bytes = clb_lay_out(&self.shape, biased, NULL, NULL)
+        clb_lay_out(&self.shape, biased, <const char *>contiguous(payload, expert.n_bytes), &expert.pointers)
         expert.arrays, expert.watch, expert.in_place = (payload,), watch, not own
         look_at(payload, &expert.up)
         return expert

@@ -142,24 +142,27 @@ def at_odd_address(array):
     return view
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("interleaved", "transposed"), [*itertools.product((False, True), repeat=2)])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_arrays_in_place_have_the_packed_bits(dtype, interleaved, transposed, size):
     ffns = Ffns.make(1, E, *size)
-    if dtype == "bfloat16":
-        ffns = Ffns(*(widened(high_halves(a)) for a in (ffns.up, ffns.down, ffns.up_bias, ffns.down_bias)))
+    if dtype != "float32":
+        values = (ffns.up, ffns.down, ffns.up_bias, ffns.down_bias)
+        held = [widened(high_halves(a)) if dtype == "bfloat16" else np.float32(np.float16(a)) for a in values]
+        ffns = Ffns(*held)
     x, ids, weights = batch(size[0])
     expected = Experts.from_arrays(**ffns.arrays(), dtype=dtype).run(x, ids, weights)
-    shape, experts, kept = shape_of(ffns, dtype), (c.Expert * E)(), []
+    shape, experts, kept = shape_of(ffns, "float32").but(dtype=c.IN_PLACE[dtype]), (c.Expert * E)(), []
     for e in range(E):
         up, down, up_bias, down_bias = one(ffns, e)
         if interleaved:
             up, up_bias = (np.stack(np.split(a, 2), axis=1).reshape(a.shape) for a in (up, up_bias))
         matrices = [np.asfortranarray(a) if transposed else np.ascontiguousarray(a) for a in (up, down)]
         arrays = [*matrices, up_bias, down_bias]
-        if dtype == "bfloat16":
-            arrays = [np.asarray(high_halves(a), order="F" if transposed and a.ndim == 2 else "C") for a in arrays]
+        if dtype != "float32":
+            narrow = high_halves if dtype == "bfloat16" else np.float16
+            arrays = [np.asarray(narrow(a), order="F" if transposed and a.ndim == 2 else "C") for a in arrays]
         kept.append([at_odd_address(a) for a in arrays])
         described = c.arrays_of(*kept[-1], interleaved=interleaved)
         assert c.expert_in_place(shape, described, experts[e]) == c.OK
@@ -344,7 +347,7 @@ BAD_SHAPES = [
     *(({name: n}, c.SIZE) for name in ("hidden_size", "intermediate_size") for n in (0, -1, (1 << 24) + 1)),
     *(
         ({name: n}, c.OPTION)
-        for name, n in [("dtype", 4), ("dtype", -1), ("activation", 5), ("gated", 2), ("gated", -1)]
+        for name, n in [("dtype", 5), ("dtype", -1), ("activation", 5), ("gated", 2), ("gated", -1)]
     ),
     *(({name: x}, c.OPTION) for name in ("alpha", "beta") for x in (math.nan, math.inf, -math.inf)),
     *(({"limit": x}, c.OPTION) for x in (math.nan, 0.0, -1.0, -math.inf)),
@@ -386,13 +389,15 @@ def refusals_of_arrays(shape):
         yield shape, {f"{name}_stride": far}, c.SIZE, c.SIZE
         yield shape, {f"{name}_stride": apart}, c.SIZE, None
     for name in ("dtype", "bias_dtype"):
-        for value in (-1, 2, 4):
+        for value in (-1, 2, 5):
             yield shape, {name: value}, c.OPTION, c.OPTION
     yield shape, {"dtype": c.BF16}, c.OPTION, c.OPTION
     yield shape, {"interleaved": 2}, c.OPTION, c.OPTION
     yield shape.but(gated=0), {"interleaved": 1}, c.OPTION, c.OPTION
     for dtype in (c.BF16, c.I8, c.I4):
         yield shape.but(dtype=dtype), {}, c.OPTION, None
+    yield shape.but(dtype=c.F16), {}, c.OPTION, c.OPTION  # not packed
+    yield shape.but(dtype=c.F16), {"dtype": c.F16}, None, c.OPTION
     yield shape, {"bias_dtype": c.BF16}, None, c.OPTION
 
 
@@ -407,6 +412,7 @@ def test_arrays_that_cannot_be_run_are_refused():
         if packed is not None:
             assert c.expert_pack(changed, arrays.but(**fields), c.address(memory), memory.nbytes, 1) == packed, fields
             assert not memory.any()
+    assert c.expert_size(shape.but(dtype=c.F16), 0) == 0
     assert c.expert_in_place(None, arrays, c.Expert()) == c.NULL
     assert c.expert_in_place(shape, None, c.Expert()) == c.NULL
     assert c.expert_in_place(shape, arrays, None) == c.NULL

@@ -80,7 +80,8 @@ def read_packed():
 
 
 def test_codes_are_the_kernels_own():
-    assert {name: code for code, name in enumerate(packed.DTYPES)} == _core.DTYPES
+    codes = {name: code for code, name in enumerate(packed.DTYPES)}
+    assert codes == {name: code for name, code in _core.DTYPES.items() if name != "float16"}  # which is not packed
     assert {name: code for code, name in enumerate(packed.ACTIVATIONS)} == _core.ACTIVATIONS
 
 

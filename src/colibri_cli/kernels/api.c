@@ -157,23 +157,10 @@ static file_header header_of(const clb_shape *s, int biased) {
   return h;
 }
 
-/* Points into the file of a shape, and returns its size. */
+/* Points into the file of a shape, unless it is NULL, and returns its size. */
 static size_t lay_out(const clb_shape *shape, int biased, const char *file, clb_expert_pointers *e) {
   clb_experts_shape s = shape_of(shape);
-  size_t n_up = clb_up_panels(&s), n_down = clb_down_panels(&s), inter = (size_t)s.intermediate_size;
-  size_t n_bases = s.dtype == CLB_I4 ? n_up + n_down : 0, n_up_bias = inter << s.rule.gated;
-  size_t down = sizeof(file_header) + n_up * clb_panel_bytes(s.dtype, s.hidden_size);
-  size_t bases = down + n_down * clb_panel_bytes(s.dtype, s.intermediate_size);
-  size_t up_bias = bases + n_bases * sizeof(float), down_bias = up_bias + n_up_bias * sizeof(float);
-  if (file) {
-    memset(e, 0, sizeof *e);
-    e->up = file + sizeof(file_header), e->down = file + down;
-    e->up_bases = (const float *)(file + bases), e->down_bases = e->up_bases + n_up;
-    e->up_place.bias = e->down_place.bias = sizeof(float);
-    e->up_place.up_bias = (ptrdiff_t)(inter * sizeof(float));
-    if (biased) e->up_bias = file + up_bias, e->down_bias = file + down_bias;
-  }
-  return biased ? down_bias + (size_t)s.hidden_size * sizeof(float) : up_bias;
+  return sizeof(file_header) + clb_lay_out(&s, biased, file ? file + sizeof(file_header) : NULL, e);
 }
 
 int clb_expert_open(const void *file, size_t size, clb_shape *shape, clb_expert *expert) {

@@ -32,6 +32,23 @@ size_t clb_activation_bytes(const clb_experts_shape *s) {
                              : (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL * sizeof(float);
 }
 
+size_t clb_lay_out(const clb_experts_shape *s, int biased, const char *payload, clb_expert_pointers *e) {
+  size_t n_up = clb_up_panels(s), n_down = clb_down_panels(s), inter = (size_t)s->intermediate_size;
+  size_t down = n_up * clb_panel_bytes(s->dtype, s->hidden_size);
+  size_t bases = down + n_down * clb_panel_bytes(s->dtype, s->intermediate_size);
+  size_t up_bias = bases + (s->dtype == CLB_I4 ? (n_up + n_down) * sizeof(float) : 0);
+  size_t down_bias = up_bias + (inter << s->rule.gated) * sizeof(float);
+  if (payload) {
+    memset(e, 0, sizeof *e);
+    e->up = payload, e->down = payload + down;
+    e->up_bases = (const float *)(payload + bases), e->down_bases = e->up_bases + n_up;
+    e->up_place.bias = e->down_place.bias = sizeof(float);
+    e->up_place.up_bias = (ptrdiff_t)(inter * sizeof(float));
+    if (biased) e->up_bias = payload + up_bias, e->down_bias = payload + down_bias;
+  }
+  return biased ? down_bias + (size_t)s->hidden_size * sizeof(float) : up_bias;
+}
+
 static clb_linear linear_of(const clb_kernels *k, clb_dtype dtype) {
   switch (dtype) {
     case CLB_BF16: return k->linear_bf16;

@@ -273,6 +273,9 @@ typedef struct {
   void *inputs;      /* scratch: n_tokens * clb_input_bytes() */
   void *activations; /* scratch: n_tokens * top_k * clb_activation_bytes() */
 } clb_experts_job;
+/* Points into a payload, unless it is NULL: panels up, panels down, int4's bases likewise, and where biased both
+ * biases. Returns its bytes. */
+size_t clb_lay_out(const clb_experts_shape *shape, int biased, const char *payload, clb_expert_pointers *e);
 size_t clb_up_panels(const clb_experts_shape *shape);
 size_t clb_down_panels(const clb_experts_shape *shape);
 size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input where weights want it quantised, or 0 */

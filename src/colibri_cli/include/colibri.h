@@ -138,8 +138,10 @@ typedef struct {
 /* One expert's weights as they lie in a program or in another library's memory. With I = intermediate_size,
  * H = hidden_size, U = 2 I where gated and else I:
  *
- *     up       [U][H]   gated: rows 0..I-1 are the gate's, I..2I-1 the up projection's; interleaved: gate and up in
- * turn down     [H][I] up_bias  [U], down_bias [H]: contiguous, or NULL for zeros
+ *     up         [U][H]   gated: gate rows and then up rows; interleaved: gate and up rows in turn
+ *     down       [H][I]
+ *     up_bias    [U]      contiguous, or NULL for zeros
+ *     down_bias  [H]      likewise
  *
  * Output j's input i is at j * stride[0] + i * stride[1] bytes. Strides of {0, 0} mean the arrays above, contiguous, as
  * PyTorch's nn.Linear stores them. */
@@ -170,8 +172,8 @@ CLB_API int clb_expert_verify(const void *file, size_t size);
 
 /* Run arrays where they lie, with the bits of the same weights packed. Slower where few tokens share an expert (1.1 to
  * 2.2 times, docs/library.md): panels are put together anew in each call. dtype is the shape's, CLB_F32, CLB_BF16 or
- * CLB_F16, and each output's inputs, or each input's outputs, lie side by side. CLB_ERROR_NULL, STRUCT, SIZE, OPTION (dtype),
- * SIZE (strides). */
+ * CLB_F16, and each output's inputs, or each input's outputs, lie side by side. CLB_ERROR_NULL, STRUCT, SIZE, OPTION
+ * (dtype), SIZE (strides). */
 CLB_API int clb_expert_in_place(const clb_shape *shape, const clb_arrays *arrays, clb_expert *expert);
 
 /* Bytes of a packed file of this shape, with or without biases; 0: the shape is refused. */
@@ -196,12 +198,14 @@ CLB_API size_t clb_workspace_size(const clb_shape *shape, int n_experts, int n_t
  *
  *     shape      what every expert that an id names was made with
  *     experts    [n_experts], by id, at most CLB_MAX_EXPERTS; those that no id names may be zeros
- *     x          [n_tokens] rows of hidden_size floats, x_stride floats from row to row (any, 0 and negative too). A
- * NaN or infinity stays in its row ids        [n_tokens][top_k], contiguous; -1 skips a slot; an id given twice counts
- * twice weights    [n_tokens][top_k], contiguous y          [n_tokens] rows of hidden_size floats, y_stride >=
- * hidden_size floats from row to row; written whole workspace  workspace_size bytes, with anything in them; at least
- * clb_workspace_size for one token n_threads  1..CLB_MAX_THREADS: the most threads that the call uses, the calling one
- * included
+ *     x          [n_tokens] rows of hidden_size floats, x_stride floats from row to row: any, 0 and negative too
+ *     ids        [n_tokens][top_k], contiguous; -1 skips a slot; an id given twice counts twice
+ *     weights    [n_tokens][top_k], contiguous
+ *     y          [n_tokens] rows of hidden_size floats, y_stride >= hidden_size floats from row to row; written whole
+ *     workspace  workspace_size bytes, with anything in them; at least clb_workspace_size for one token
+ *     n_threads  1..CLB_MAX_THREADS: the most threads that the call uses, the calling one included
+ *
+ * A NaN or infinity in x stays in its row.
  *
  * With n_tokens = 0 nothing is done and x to workspace may be NULL.
  * CLB_ERROR_NULL, STRUCT, SIZE, OPTION, ID, EXPERT, ROOM, ALIGNMENT, OVERLAP. */

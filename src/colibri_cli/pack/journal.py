@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 JOURNAL = "pack-journal.json"
 CONFIG = "config.json"
-_SCHEMA = "colibri.pack-journal/1"
 
 
 class Folder:
@@ -150,7 +149,7 @@ class Folder:
             raise UsageError(expected="a disk that keeps what is written", got=reason(error), at=str(path)) from error
 
     def _note(self) -> None:
-        members = {"schema": _SCHEMA, "source": self._source, "finished": sorted(self.finished)}
+        members = {"schema": "colibri.pack-journal/1", "source": self._source, "finished": sorted(self.finished)}
         write_atomically(self.path / JOURNAL, json.dumps(members, indent=2).encode())
 
 
@@ -170,15 +169,19 @@ def _finished(folder: Path, source: dict[str, Any]) -> list[int]:
             raise UsageError(expected="an empty folder", got=f"one that holds {other!r}", at=str(folder))
         return []
     match read_object(read_bytes(path), str(path)):
-        case {"schema": str(schema), "source": dict(before), "finished": [*finished]} if schema == _SCHEMA and all(
-            type(layer) is int and (folder / layer_folder(layer)).is_dir() for layer in finished
-        ):
-            if before != source:
-                raise UsageError(
-                    expected="the checkpoint and dtype that this folder was begun with",
-                    got="others" if before.get("dtype") == source["dtype"] else f"dtype {source['dtype']}",
-                    at=str(folder),
-                    hint="remove the folder to begin anew",
-                )
-            return finished
+        case {"schema": "colibri.pack-journal/1", "source": dict(before), "finished": [*finished]}:
+            layers = [i for i in finished if isinstance(i, int) and (folder / layer_folder(i)).is_dir()]
+            if len(layers) == len(finished):
+                _check_source(folder, before, source)
+                return layers
     raise InvalidInput(expected="the journal of a pack", got="something else", at=str(path))
+
+
+def _check_source(folder: Path, before: dict[str, Any], source: dict[str, Any]) -> None:
+    if before != source:
+        raise UsageError(
+            expected="the checkpoint and dtype that this folder was begun with",
+            got="others" if before.get("dtype") == source["dtype"] else f"dtype {source['dtype']}",
+            at=str(folder),
+            hint="remove the folder to begin anew",
+        )

@@ -124,9 +124,9 @@ def aligned(n_bytes, offset=0):
 
 
 def arrays_of(up, down, up_bias=None, down_bias=None, *, interleaved=False):
-    """Describe NumPy arrays, [U][H] and [H][I] with any strides; uint16 is bfloat16."""
+    """Describe NumPy arrays, [U][H] and [H][I] with any strides, and keep them; uint16 is bfloat16."""
     bias = up_bias if up_bias is not None else down_bias
-    return Arrays(
+    arrays = Arrays(
         dtype=BF16 if up.itemsize == 2 else F32,
         bias_dtype=F32 if bias is None or bias.itemsize == 4 else BF16,
         interleaved=interleaved,
@@ -137,6 +137,8 @@ def arrays_of(up, down, up_bias=None, down_bias=None, *, interleaved=False):
         up_stride=up.strides,
         down_stride=down.strides,
     )
+    arrays.kept = (up, down, up_bias, down_bias)
+    return arrays
 
 
 def packed(shape, arrays, threads=1):

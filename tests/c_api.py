@@ -126,9 +126,9 @@ def aligned(n_bytes, offset=0):
 
 
 def arrays_of(up, down, up_bias=None, down_bias=None, *, interleaved=False):
-    """Describe NumPy arrays, [U][H] and [H][I] with any strides: float32, float16, or uint16 for bfloat16."""
+    """Describe NumPy arrays, [U][H] and [H][I] with any strides, and keep them: float32, float16, uint16 for bfloat16."""
     bias = up_bias if up_bias is not None else down_bias
-    return Arrays(
+    arrays = Arrays(
         dtype=_CODES[up.dtype.char],
         bias_dtype=F32 if bias is None else _CODES[bias.dtype.char],
         interleaved=interleaved,
@@ -139,6 +139,8 @@ def arrays_of(up, down, up_bias=None, down_bias=None, *, interleaved=False):
         up_stride=up.strides,
         down_stride=down.strides,
     )
+    arrays.kept = (up, down, up_bias, down_bias)
+    return arrays
 
 
 def packed(shape, arrays, threads=1):

@@ -68,6 +68,8 @@ def program(request, tmp_path_factory):
             pytest.skip("a sanitized archive wants its program linked likewise")
         return compile_to(folder / "moe_layer", CC, *strict, "-O2", ARCHIVE)
     flags = SANITIZE if sanitizers_work(folder) else ()
+    if flags:
+        (folder / "watched").touch()
     objects = []
     for name in (*UNITS, *WIDE):
         objects.append(folder / f"{name}.o")
@@ -126,6 +128,25 @@ def test_the_header_stands_alone(tmp_path, language):
     source.write_text(INITIALIZERS % tuple(len(bytes(s())) for s in (c.Shape, c.Arrays, c.Router)))
     program = compile_to(tmp_path / "out", compiler, "-x", kind, f"-std={standard}", *STRICT, f"-I{INCLUDE}", source)
     subprocess.run([program], check=True)
+
+
+def test_the_program_in_the_documentation_compiles_and_runs(program, tmp_path):
+    """Strictly, with what the example was linked to; on one expert, whose input is zeros and bias is not."""
+    page = (ROOT / "docs" / "c.md").read_text()
+    source = tmp_path / "layer.c"
+    source.write_text(re.search(r"^```c\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1])
+    objects = sorted(program.parent.glob("*.o")) or [ARCHIVE]
+    flags = SANITIZE if (program.parent / "watched").exists() else ()
+    layer = compile_to(tmp_path / "layer", CC, "-std=c11", *STRICT, *flags, f"-I{INCLUDE}", source, *objects)
+    bias = np.array([2.5, 0, 0], np.float32)
+    shape = c.Shape(hidden_size=3, intermediate_size=5)
+    arrays = c.arrays_of(np.zeros((10, 3), np.float32), np.zeros((3, 5), np.float32), None, bias)
+    c.packed(shape, arrays).tofile(tmp_path / "expert.bin")
+    assert output_of(layer, tmp_path / "expert.bin", ASAN_OPTIONS="detect_leaks=0") == "y[0][0] = 2.5\n"
+    (tmp_path / "expert.bin").write_bytes(bytes(64))
+    done = subprocess.run([layer, tmp_path / "expert.bin"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "CLB_ERROR_FORMAT" in done.stderr
 
 
 def test_the_core_exports_the_headers_functions_and_no_others():

@@ -126,7 +126,7 @@ def aligned(n_bytes, offset=0):
 
 
 def arrays_of(up, down, up_bias=None, down_bias=None, *, interleaved=False):
-    """Describe NumPy arrays, [U][H] and [H][I] with any strides, and keep them: float32, float16, uint16 for bfloat16."""
+    """Describe NumPy arrays, [U][H] and [H][I] with any strides, and keep them; uint16 is bfloat16."""
     bias = up_bias if up_bias is not None else down_bias
     arrays = Arrays(
         dtype=_CODES[up.dtype.char],

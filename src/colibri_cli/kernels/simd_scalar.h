@@ -18,7 +18,11 @@ typedef int32_t vi; /* LANES integers */
 typedef int vm;     /* LANES truth values */
 
 static inline vf vf_set1(float x) { return x; }
-static inline vf vf_load(const float *p) { return *p; }
+static inline vf vf_load(const float *p) {
+  float x;
+  memcpy(&x, p, sizeof x); /* at any address */
+  return x;
+}
 static inline void vf_store(float *p, vf x) { *p = x; }
 static inline vf vf_add(vf a, vf b) { return a + b; }
 static inline vf vf_sub(vf a, vf b) { return a - b; }

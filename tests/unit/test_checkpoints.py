@@ -455,7 +455,7 @@ def test_configs_that_are_none(tmp_path, text):
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (DEEPSEEK, {"scoring_func": "softmax"}, r"Expected sigmoid, got softmax - at \$\.scoring_func"),
+        (DEEPSEEK, {"scoring_func": "softmax"}, r"Expected sigmoid or noaux_tc, got softmax - at \$\.scoring_func"),
         (DEEPSEEK, {"n_group": 3}, r"Expected a divisor of 4 experts, got 3 - at \$ \(n_groups\)"),
         (DEEPSEEK, {"n_group": 4, "topk_group": 2}, r"groups of at least 2 experts, got 1 - at \$ \(n_groups\)"),
         (DEEPSEEK, {"first_k_dense_replace": 2}, r"Expected a model with MoE layers, got none by its settings - at \$"),

@@ -7,6 +7,8 @@ from published import layer_of
 from colibri_cli.checkpoints.checkpoint import open_model
 from colibri_cli.checkpoints.config import plan_of
 from colibri_cli.checkpoints.families import FAMILIES
+from colibri_cli.checkpoints.fp8 import decode as decode_fp8
+from colibri_cli.checkpoints.mxfp4 import decode as decode_mxfp4
 from colibri_cli.checkpoints.settings import Settings
 
 torch = pytest.importorskip("torch")
@@ -85,6 +87,7 @@ CASES = [
     ("nemotron_h", {"layers_block_type": ["moe", "mamba", "moe", "attention"]}, ["mixer"]),
     ("olmoe", {}, ["mlp"]),
     ("olmoe", {"norm_topk_prob": True}, ["mlp"]),
+    ("openai_privacy_filter", {"swiglu_limit": 0.5}, ["mlp"]),
     ("qwen2_moe", {}, ["mlp"]),
     ("qwen4_exp_text", {}, ["mlp"]),
     ("qwen3_5_moe_text", {}, ["mlp"]),
@@ -239,6 +242,34 @@ def test_what_a_config_leaves_out_is_as_in_transformers(model_type):
     family = FAMILIES[model_type.removesuffix("_text")]
     left_out, said = (plan_of("", family, Settings(each, "$")) for each in (bare, full.to_dict()))
     assert left_out == said
+
+
+def test_mxfp4_is_that_of_transformers():
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    random = np.random.default_rng(0)
+    blocks = random.integers(0, 256, (2, 6, 5, 16)).astype(np.uint8)
+    scales = random.integers(0, 250, (2, 6, 5)).astype(np.uint8)
+    expected = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
+    found = np.empty((2, 6, 160), np.float32)
+    for e in range(2):
+        decode_mxfp4(blocks[e], scales[e], found[e], "scales")
+    np.testing.assert_array_equal(found, expected.transpose(1, 2).numpy())
+
+
+def test_fp8_is_that_of_transformers():
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    random = np.random.default_rng(0)
+    codes = random.integers(0, 256, (96, 64)).astype(np.uint8)
+    scales = np.exp(random.standard_normal((3, 2))).astype(np.float32)
+    given = {
+        "weight": torch.from_numpy(codes).view(torch.float8_e4m3fn),
+        "weight_scale_inv": torch.from_numpy(scales),
+    }
+    found = np.empty(codes.shape, np.float32)
+    decode_fp8(codes, scales, (32, 32), found)
+    np.testing.assert_array_equal(found, Fp8Dequantize(None).convert(given)["weight"].numpy())  # NaN where it is NaN
 
 
 def test_every_family_is_compared():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from colibri_cli.checkpoints.config import fp8_block, plan_of, read_config
 from colibri_cli.checkpoints.ffn import ExpertWeights, Ffns
 from colibri_cli.checkpoints.gates import Gate
-from colibri_cli.checkpoints.matrices import Finder
+from colibri_cli.checkpoints.matrices import Finder, Span
 from colibri_cli.checkpoints.shards import Shards
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.formats.files import is_folder
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from colibri_cli.checkpoints.families import Family
+    from colibri_cli.checkpoints.family import Family
     from colibri_cli.checkpoints.matrices import Matrix
     from colibri_cli.checkpoints.plan import ModelPlan
+    from colibri_cli.checkpoints.shards import Stored
 
 CONFIG = "config.json"
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "backbone.", "")
@@ -111,7 +112,8 @@ class Checkpoint:
 class CheckpointLayer:
     """One MoE layer.
 
-    What it returns is exact in float32. Some of it is a view of a mapped file: copy or use it before `forget`.
+    What it returns is exact in float32. Some of it is a view of a mapped file: copy or use it before the checkpoint is
+    left.
     """
 
     def __init__(self, finder: Finder, prefix: str, family: Family, plan: ModelPlan) -> None:
@@ -133,7 +135,7 @@ class CheckpointLayer:
     @property
     def source_bytes(self) -> int:
         """Bytes of the tensors that the layer is read from."""
-        return sum(span.n_bytes for matrix in self._all_matrices() for span in matrix.spans)
+        return sum(stored.entry.n_bytes for stored in self._tensors().values())
 
     def router_weight(self) -> npt.NDArray[np.float32]:
         """Read the gate's weights, (E, H)."""
@@ -181,10 +183,13 @@ class CheckpointLayer:
         InvalidInput
             A file has been cut short since it was opened: what was read may be zeros.
         """
-        for matrix in self._all_matrices() if e is None else self._experts.all_matrices(e):
-            for span in matrix.spans:
-                span.forget()
-                span.stored.shard.check()
+        if e is None:
+            spans = [Span.of(stored, None) for stored in self._tensors().values()]
+        else:
+            spans = [span for matrix in self._experts.all_matrices(e) for span in matrix.spans]
+        for span in spans:
+            span.forget()
+            span.stored.shard.check()
 
     def check(self, names: set[str]) -> None:
         """Find all that the layer is read from.
@@ -199,9 +204,8 @@ class CheckpointLayer:
         InvalidInput
             A tensor is missing, misshapen, of another type, or not known in the family's modules.
         """
-        known = {span.stored.name for matrix in self._all_matrices() for span in matrix.spans}
         modules = tuple(self._prefix + module for module in self._family.modules)
-        unknown = sorted(name for name in names - known if name.startswith(modules))
+        unknown = sorted(name for name in names - self._tensors().keys() if name.startswith(modules))
         if unknown:
             raise InvalidInput(
                 expected=f"a tensor of {self._plan.family}'s MoE layers",
@@ -209,14 +213,15 @@ class CheckpointLayer:
                 at=self._finder.shards.tensors[unknown[0]].at,
             )
 
-    def _all_matrices(self) -> list[Matrix]:
+    def _tensors(self) -> dict[str, Stored]:
+        """Find all that the layer is read from, by name; experts that share a tensor are looked at once."""
         others = (self._router(), self._router_bias(), self._correction(), self._shared_gate())
         found = [matrix for matrix in others if matrix is not None]
         if self._shared is not None:
             found += self._shared.all_matrices(0)
-        for e in range(self._plan.n_experts):
+        for e in self._experts.samples:
             found += self._experts.all_matrices(e)
-        return found
+        return {span.stored.name: span.stored for matrix in found for span in matrix.spans}
 
     @property
     def _gate(self) -> Gate:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from colibri_cli import _core
 from colibri_cli.checkpoints import gates
-from colibri_cli.checkpoints.families import ACTIVATIONS, FAMILIES, REFUSED
+from colibri_cli.checkpoints.families import FAMILIES, REFUSED
+from colibri_cli.checkpoints.family import ACTIVATIONS
 from colibri_cli.checkpoints.plan import ModelPlan, SharedPlan
 from colibri_cli.checkpoints.settings import Key, Settings
 from colibri_cli.errors import InvalidInput, UsageError
@@ -17,7 +18,7 @@ from colibri_cli.formats.tensor import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colibri_cli.checkpoints.families import Family, Only
+    from colibri_cli.checkpoints.family import Family, Only
 
 _MAX_CONFIG_BYTES = 1 << 24
 _MAX_SIZE = 1 << 24  # hidden or intermediate

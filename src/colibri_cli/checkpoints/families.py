@@ -6,96 +6,13 @@ To add one, give its row here and its config to the test that compares every row
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from colibri_cli.checkpoints import gates, layers
+from colibri_cli.checkpoints.family import MOE_SIZE, SIZE, Family, Shared
 from colibri_cli.checkpoints.ffn import Layout
 from colibri_cli.checkpoints.gates import ByWord, Gate, deepseek_v3
 from colibri_cli.checkpoints.settings import Key
-
-if TYPE_CHECKING:
-    from colibri_cli.checkpoints.layers import LayerRule
-
-    Only = tuple[tuple[str, tuple[object, ...]], ...]
-
-
-SIZE = Key("intermediate_size")
-MOE_SIZE = Key("moe_intermediate_size")
-_ACTIVATION = Key("hidden_act", "silu")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """A family's shared expert: plain, or times ``sigmoid(gate @ x)``.
-
-    Attributes
-    ----------
-    layout : Layout
-    size : Key
-        Its intermediate size; 0: there is none.
-    count : Key, optional
-        How many of that size are stored as one; 0: none.
-    gate : str, optional
-        The gate's name, ``[1, H]``.
-    only : tuple
-        As `Family`, where there is one.
-    """
-
-    layout: Layout
-    size: Key
-    count: Key | None = None
-    gate: str | None = None
-    only: Only = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """One ``model_type``; names of tensors are below ``<prefix>layers.<l>.``.
-
-    Attributes
-    ----------
-    gate : Gate or ByWord
-    layouts : tuple of Layout
-        Of the experts; the first whose tensors are there counts.
-    router : str
-        The gate's weights, ``[E, H]``.
-    size : Key
-        The experts' intermediate size.
-    layers : LayerRule
-    shared : Shared, optional
-    activation : Key
-        One of `ACTIVATIONS`.
-    gated : bool
-    alpha, beta, limit : float or Key
-        As `Experts.from_arrays`; limit None: no clamp.
-    modules : tuple of str
-        Where every tensor must be one that is read: another would change the answer.
-    only : tuple of (str, tuple)
-        Settings that must have one of these values, None being none at all, since others change the formula.
-    """
-
-    gate: Gate | ByWord
-    layouts: tuple[Layout, ...]
-    router: str = "mlp.gate.weight"
-    size: Key = MOE_SIZE
-    layers: LayerRule = layers.every
-    shared: Shared | None = None
-    activation: Key = _ACTIVATION
-    gated: bool = True
-    alpha: float | Key = 1.0
-    beta: float = 0.0
-    limit: Key | None = None
-    modules: tuple[str, ...] = ("mlp.",)
-    only: Only = ()
-
-
-ACTIVATIONS = {
-    **{name: name for name in ("silu", "gelu", "relu", "relu2")},
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
-"""What config.json calls an activation -> what :meth:`Experts.from_arrays` does."""
 
 
 def _projections(module: str) -> Layout:
@@ -168,6 +85,24 @@ _DEEPSEEK_V3 = _deepseek_v3(dense=3, scale=2.5, n_groups=8, topk_groups=4)
 _GLM4 = _deepseek_v3()
 _HUNYUAN_V3_GATE = Gate(kind="sigmoid-topk", scale=Key("router_scaling_factor", 2.826), correction="mlp.expert_bias")
 
+_GPT_OSS_EXPERTS = Layout(
+    up="mlp.experts.gate_up_proj",
+    down="mlp.experts.down_proj",
+    up_bias="mlp.experts.gate_up_proj_bias",
+    down_bias="mlp.experts.down_proj_bias",
+    transposed=True,
+    interleaved=True,
+)
+_GPT_OSS = Family(
+    gate=replace(gates.TOPK_SOFTMAX, bias="mlp.router.bias"),
+    layouts=(_GPT_OSS_EXPERTS,),
+    router="mlp.router.weight",
+    size=SIZE,
+    alpha=Key("swiglu_alpha", 1.702),
+    beta=1.0,
+    limit=Key("swiglu_limit", 7.0),
+)
+
 FAMILIES: dict[str, Family] = {
     "afmoe": Family(
         gate=Gate(kind="sigmoid-topk", scale=Key("route_scale", 1.0), correction="mlp.expert_bias"),
@@ -233,24 +168,7 @@ FAMILIES: dict[str, Family] = {
     "glm4v_moe": _GLM4,
     "glm5_next": replace(_deepseek_v3(dense=3, types=True, scale=2.5), limit=Key("swiglu_limit", 10.0)),
     "glm_moe_dsa": _deepseek_v3(dense=3, types=True, scale=2.5),
-    "gpt_oss": Family(
-        gate=replace(gates.TOPK_SOFTMAX, bias="mlp.router.bias"),
-        layouts=(
-            Layout(
-                up="mlp.experts.gate_up_proj",
-                down="mlp.experts.down_proj",
-                up_bias="mlp.experts.gate_up_proj_bias",
-                down_bias="mlp.experts.down_proj_bias",
-                transposed=True,
-                interleaved=True,
-            ),
-        ),
-        router="mlp.router.weight",
-        size=SIZE,
-        alpha=Key("swiglu_alpha", 1.702),
-        beta=1.0,
-        limit=Key("swiglu_limit", 7.0),
-    ),
+    "gpt_oss": _GPT_OSS,
     "granitemoe": _GRANITE,
     "granitemoe_swa": replace(
         _GRANITE,
@@ -289,6 +207,7 @@ FAMILIES: dict[str, Family] = {
         layers=layers.by_type(layers.after(_FIRST)),
         shared=_sized("block_sparse_moe.shared_experts", n=1),
         modules=SPARSE_BLOCK,
+        only=(("moe_router_activation_func", ("sigmoid", None)),),
     ),
     "kolibri1": Family(
         gate=Gate(
@@ -325,8 +244,9 @@ FAMILIES: dict[str, Family] = {
             kind="sigmoid-topk",
             correction="block_sparse_moe.e_score_correction_bias",
             epsilon=0.0,
-            scoring="sigmoid",
+            scoring=("sigmoid",),
         ),
+        only=(("use_routing_bias", (True, None)),),
     ),
     "mistral4": Family(
         gate=replace(
@@ -355,6 +275,8 @@ FAMILIES: dict[str, Family] = {
         only=(("moe_latent_size", (None,)),),
     ),
     "olmoe": _OLMOE,
+    # Its router divides the weights by top_k, and its block multiplies by it.
+    "openai_privacy_filter": replace(_GPT_OSS, layouts=(replace(_GPT_OSS_EXPERTS, interleaved=False),)),
     "qwen2_moe": _QWEN2,
     "qwen3_5_moe": replace(_QWEN2, gate=gates.SOFTMAX, layers=layers.every),
     "qwen3_moe": replace(_QWEN2, shared=None),

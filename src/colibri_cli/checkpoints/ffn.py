@@ -51,7 +51,7 @@ class ExpertWeights:
     Attributes
     ----------
     up : ndarray of float32, (2I, H), or (I, H) where not gated
-        Gate rows, then up rows. Any strides, read-only; a view of the mapped file where that holds it so.
+        Gate rows, then up rows. Any strides; a read-only view of the mapped file where that holds it so.
     down : ndarray of float32, (H, I)
         Likewise.
     up_bias : ndarray of float32, (2I,) or (I,), optional
@@ -105,6 +105,11 @@ class Ffns:
             up = self._matrix(layout.up, e, n_up, hidden, transposed)
             down = self._matrix(layout.down, e, hidden, inter, transposed)
         return [up], down, self._vector(layout.up_bias, e, n_up), self._vector(layout.down_bias, e, hidden), transposed
+
+    @property
+    def samples(self) -> range:
+        """Experts whose matrices come from every tensor of the module."""
+        return range(self.n if self.n is not None and "{e}" in self.layout.up else 1)
 
     def all_matrices(self, e: int) -> list[Matrix]:
         """List all that an expert is read from."""

@@ -25,8 +25,8 @@ class Gate:
         Names of tensors below the layer.
     corrected : bool or Key
         Whether there is a correction bias.
-    scoring : str, optional
-        What ``scoring_func`` must say where it is there.
+    scoring : tuple of str
+        What ``scoring_func`` may say where it is there; empty: anything.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Gate:
     group_score: str = "top2"
     masked_score: float = -math.inf
     epsilon: float = EPSILON
-    scoring: str | None = None
+    scoring: tuple[str, ...] = ()
 
     def plan(self, settings: Settings, n_experts: int, top_k: int) -> RouterPlan:
         """Fill in the config's values.
@@ -50,8 +50,8 @@ class Gate:
         InvalidInput
             One is missing or out of range, two do not go together, or the formula is another.
         """
-        if self.scoring is not None:
-            _check_word(settings, Key("scoring_func", self.scoring), (self.scoring,))
+        if self.scoring:
+            _check_word(settings, Key("scoring_func", self.scoring[0]), self.scoring)
         corrected = self.correction is not None and _boolean(settings, self.corrected)
         plan = RouterPlan(
             kind=self.kind,
@@ -123,7 +123,9 @@ def _integer(settings: Settings, value: int | Key) -> int:
 SOFTMAX = Gate(kind="softmax-topk")
 RENORMALIZED_BY_CONFIG = Gate(kind="softmax-topk", renormalize=Key("norm_topk_prob", False))
 TOPK_SOFTMAX = Gate(kind="topk-softmax")
-DEEPSEEK_V2 = Gate(kind="softmax-topk", renormalize=False, scale=Key("routed_scaling_factor", 1.0), scoring="softmax")
+DEEPSEEK_V2 = Gate(
+    kind="softmax-topk", renormalize=False, scale=Key("routed_scaling_factor", 1.0), scoring=("softmax",)
+)
 DEEPSEEK_V2_GROUPS = Gate(
     kind="softmax-topk",
     renormalize=False,
@@ -131,7 +133,7 @@ DEEPSEEK_V2_GROUPS = Gate(
     n_groups=Key("n_group"),
     topk_groups=Key("topk_group"),
     group_score="max",
-    scoring="softmax",
+    scoring=("softmax",),
 )
 
 
@@ -153,5 +155,5 @@ def deepseek_v3(
         n_groups=Key(("n_group", "num_expert_group"), n_groups, null=1),
         topk_groups=Key("topk_group", topk_groups, null=1),
         masked_score=masked_score,
-        scoring="sigmoid",
+        scoring=("sigmoid", "noaux_tc"),  # the second is the name of the whole rule
     )

@@ -57,8 +57,8 @@ def by_step(mlp_only: tuple[int, ...] = ()) -> LayerRule:
         n = n_layers(settings)
         step = settings.integer(Key("decoder_sparse_step", 1), 1, MOST_LAYERS)
         dense = settings.members("mlp_only_layers", int)
-        dense = list(mlp_only) if dense is None else dense
-        return n, [i for i in range(n) if (i + 1) % step == 0 and i not in dense]
+        skipped = set(mlp_only if dense is None else dense)
+        return n, [i for i in range(n) if (i + 1) % step == 0 and i not in skipped]
 
     return rule
 

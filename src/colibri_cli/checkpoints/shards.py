@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -45,8 +45,8 @@ class Shard:
             raise unreadable(file.name, error) from error
         except ValueError as error:  # it has shrunk since its size was asked
             raise InvalidInput(expected=f"{file.size} bytes", got="a file that shrank", at=file.name) from error
-        self._bytes = np.frombuffer(self._pages, np.uint8)
-        self._watch = _core.Watch(self._bytes, file.name)  # type: ignore[arg-type]  # any array of that size
+        self._bytes: npt.NDArray[Any] = np.frombuffer(self._pages, np.uint8)
+        self._watch = _core.Watch(self._bytes, file.name)
 
     @property
     def name(self) -> str:

@@ -74,8 +74,12 @@ BESIDES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen4_exp": {
-        **{"num_hidden_layers": 4, "indexer_budget": 64, "indexer_compress_ratio": 4, "indexer_head_dim": 8},
-        **{"indexer_n_heads": 2, "indexer_kv_heads": 1},
+        "num_hidden_layers": 4,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+        "indexer_head_dim": 8,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
     },
     "zaya": {"num_experts_per_tok": 1},
 }

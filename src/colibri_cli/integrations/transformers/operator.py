@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from colibri_cli.errors import InvalidInput
-from colibri_cli.integrations.transformers.rules import ALPHAS, LIMITS, refused, rule_of
+from colibri_cli.integrations.transformers.rules import NUMBERS, refused, rule_of
 from colibri_cli.integrations.transformers.store import Store, Tensors
 from colibri_cli.topology import check_threads
 
@@ -57,8 +57,8 @@ def forward(
     InvalidInput
         A gradient is wanted, a tensor is not on the CPU, or the module computes what Colibri does not.
     """
-    if torch.compiler.is_compiling():  # the rule is a constant of the graph: have what it follows from guarded
-        _ = [getattr(module, name, None) for name in ("act_fn", *ALPHAS, *LIMITS)]
+    if torch.compiler.is_compiling():  # the rule becomes a constant of the graph: have what it follows from guarded
+        _ = type(getattr(module, "act_fn", None)), [getattr(module, name, None) or 0.0 for name in NUMBERS]
     rule = rule_of(module)
     first = "gate_up_proj" if module.has_gate else "up_proj"
     up, down = getattr(module, first), module.down_proj

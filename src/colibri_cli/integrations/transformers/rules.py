@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ALPHAS = ("alpha", "swiglu_alpha")  # what transformers' classes call the numbers of their formulas
 LIMITS = ("limit", "swiglu_limit")
+NUMBERS = ALPHAS + LIMITS
 WAY_BACK = 'model.set_experts_implementation("eager") is the way back'
 _QUICK_GELU = 1.702
 _STEPS = (0.0, 1e-3, 0.1, 0.4, 0.8, 1.3, 2.0, 3.1, 4.7, 6.6, 9.8, 15.0, 90.0, 1e4)
@@ -81,7 +82,7 @@ def rule_of(module: torch.nn.Module) -> str:
         type(module),
         own.get("_apply_gate"),
         own["_modules"].get("act_fn", own.get("act_fn")),
-        *(own.get(name) for name in ALPHAS + LIMITS),
+        *(own.get(name) for name in NUMBERS),
     )
     known = _known.get(module)
     if known is None or known[0] != follows_from:

@@ -47,7 +47,8 @@ lint: $(VENV)/wheel
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/cython-lint src/colibri_cli/_core.pyx src/colibri_cli/_core.pxd
-	$(BIN)/clang-format --dry-run --Werror src/colibri_cli/kernels/*.[ch] tests/c/*.c
+	$(BIN)/clang-format --dry-run --Werror src/colibri_cli/kernels/*.[ch] src/colibri_cli/include/*.h \
+	  tests/c/*.c examples/c/*.c
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

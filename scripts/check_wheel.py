@@ -3,6 +3,7 @@
 usage: check_wheel.py FOLDER
 """
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,12 @@ import zipfile
 from pathlib import Path
 
 CORE_LIMIT = 300 * 1024  # bytes, stripped
-NEEDED = ("py.typed", "_core.pyi", "schema/config.schema.json", "models/config.json", "models/tokenizer.model")
+HEADER = "include/colibri.h"
+ARCHIVE = "lib/libcolibri.a"
+NEEDED = (
+    *("py.typed", "_core.pyi", "schema/config.schema.json", "schema/layers.schema.json"),
+    *("models/config.json", "models/tokenizer.model", HEADER, ARCHIVE),
+)
 
 
 def check(wheel: Path) -> list[str]:
@@ -19,7 +25,8 @@ def check(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         names = archive.namelist()
         problems += [f"missing: {name}" for name in NEEDED if f"colibri_cli/{name}" not in names]
-        problems += [f"source in the wheel: {name}" for name in names if name.endswith((".pyx", ".pxd", ".c", ".h"))]
+        sources = [name for name in names if name.endswith((".pyx", ".pxd", ".c", ".h"))]
+        problems += [f"source in the wheel: {name}" for name in sources if name != f"colibri_cli/{HEADER}"]
         cores = [name for name in names if name.startswith("colibri_cli/_core.") and name.endswith(".so")]
         if len(cores) != 1:
             return [*problems, f"expected one compiled module, got {cores}"]
@@ -29,7 +36,31 @@ def check(wheel: Path) -> list[str]:
         print(f"{wheel.name}: {wheel.stat().st_size:,} bytes; _core stripped {size:,} of {CORE_LIMIT:,}")
         if size > CORE_LIMIT:
             problems.append(f"_core is {size:,} bytes, more than {CORE_LIMIT:,}")
+        if not problems:
+            public = declared(archive.read(f"colibri_cli/{HEADER}").decode())
+            problems += differences("_core", defined("-D", core), public | {"PyInit__core"})
+            archived = defined("-g", Path(archive.extract(f"colibri_cli/{ARCHIVE}", folder)))
+            internal = {name for name in archived - public if name.startswith("clb_")}
+            problems += differences(ARCHIVE, archived - internal, public)
     return problems
+
+
+def declared(header: str) -> set[str]:
+    """Return the functions that the public header declares."""
+    return set(re.findall(r"^CLB_API [^(]*?(clb_\w+)\(", header, re.MULTILINE))
+
+
+def defined(kind: str, library: Path) -> set[str]:
+    """Return the external symbols that a library defines, dynamic ones (-D) or all (-g)."""
+    listing = subprocess.run(["nm", kind, "--defined-only", library], check=True, capture_output=True, text=True)
+    symbols = [line.split() for line in listing.stdout.splitlines()]
+    return {symbol[2] for symbol in symbols if len(symbol) == 3}
+
+
+def differences(library: str, found: set[str], wanted: set[str]) -> list[str]:
+    """Return what is wrong with what a library exports."""
+    problems = [f"{library} does not export {name}" for name in sorted(wanted - found)]
+    return problems + [f"{library} exports {name}, which is not public" for name in sorted(found - wanted)]
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from colibri_cli._core import isa
     from colibri_cli.balance import Balancer
+    from colibri_cli.c_header import get_include
     from colibri_cli.errors import ColibriError, InvalidInput, UsageError
     from colibri_cli.experts import Experts
     from colibri_cli.layer import MoELayer
@@ -35,6 +36,7 @@ __all__ = [
     "Tokenizer",
     "UsageError",
     "__version__",
+    "get_include",
     "isa",
 ]
 
@@ -52,6 +54,7 @@ _HOME = {
     "SharedExpert": "shared_expert",
     "Tokenizer": "tokenizer",
     "UsageError": "errors",
+    "get_include": "c_header",
     "isa": "_core",
 }
 

@@ -16,7 +16,7 @@ cdef extern from "kernels.h" nogil:
     ctypedef enum clb_exp_kind:
         CLB_EXACT, CLB_TAYLOR
     ctypedef enum clb_dtype:
-        CLB_F32, CLB_BF16, CLB_I8, CLB_I4
+        CLB_F32, CLB_BF16, CLB_I8, CLB_I4, CLB_F16
 
     ctypedef struct clb_activation_rule:
         clb_activation kind
@@ -44,6 +44,7 @@ cdef extern from "kernels.h" nogil:
     const clb_kernels *clb_kernels_by_name(const char *isa) noexcept
     const clb_kernels *clb_kernels_best() noexcept
     const char *const *clb_isa_names() noexcept
+    int clb_use_isa(const char *name) noexcept
 
     void *clb_alloc(size_t n_bytes) noexcept
     void clb_free(void *memory) noexcept
@@ -65,7 +66,7 @@ cdef extern from "kernels.h" nogil:
         float *logits
         int32_t *ids
         float *weights
-    Py_ssize_t clb_route(const clb_kernels *k, const clb_route_job *job, int n_threads) noexcept
+    Py_ssize_t clb_route_batch(const clb_kernels *k, const clb_route_job *job, int n_threads) noexcept
     Py_ssize_t clb_choose(const clb_kernels *k, const clb_route_job *job) noexcept
 
     ctypedef struct clb_router_table:
@@ -90,9 +91,10 @@ cdef extern from "kernels.h" nogil:
     void clb_dispatch(const int32_t *ids, int n_slots, int n_experts, int32_t *offsets, int32_t *order) noexcept
 
     ctypedef struct clb_place:
-        int in_place, narrow
+        int in_place
+        clb_dtype biases
         Py_ssize_t output, input, up, bias, up_bias
-    ctypedef struct clb_expert:
+    ctypedef struct clb_expert "clb_expert_pointers":  # in C, clb_expert is the public, opaque one
         const void *up
         const void *up_bias
         const void *down
@@ -117,12 +119,11 @@ cdef extern from "kernels.h" nogil:
         Py_ssize_t y_stride
         void *inputs
         void *activations
-    size_t clb_up_panels(const clb_experts_shape *shape) noexcept
-    size_t clb_down_panels(const clb_experts_shape *shape) noexcept
+    size_t clb_lay_out(const clb_experts_shape *shape, int biased, const char *payload, clb_expert *e) noexcept
     size_t clb_input_bytes(const clb_experts_shape *shape) noexcept
     size_t clb_activation_bytes(const clb_experts_shape *shape) noexcept
     void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads) noexcept
-    void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end,
+    void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end,
                          int n_threads) noexcept
     size_t clb_panel_bytes(clb_dtype dtype, int n_inputs) noexcept
     void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, Py_ssize_t output_stride,

@@ -18,6 +18,7 @@ from cpython.buffer cimport (
     PyBUF_FORMAT,
     PyBUF_STRIDES,
     PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
@@ -62,6 +63,7 @@ def use_isa(name):
             at="COLIBRI_ISA",
         )
     kernels = chosen
+    clb_use_isa(chosen.isa)  # for callers from C
 
 
 if os.environ.get("COLIBRI_ISA"):
@@ -490,7 +492,7 @@ cdef class Gate:
                     balance.state.candidates = candidates
                 with nogil:
                     csr = clb_float_mode()
-                    bad = clb_route(kernels, &job, self.threads)
+                    bad = clb_route_batch(kernels, &job, self.threads)
                     if bad < 0 and noise is not None:
                         before = noise.state
                         clb_gumbel(noise.state, noise.temperature, job.logits, self.width, self.rule.n_experts,
@@ -587,20 +589,39 @@ ACTIVATIONS = {
 }
 
 
-DTYPES = {"float32": <int>CLB_F32, "bfloat16": <int>CLB_BF16, "int8": <int>CLB_I8, "int4": <int>CLB_I4}
+DTYPES = {
+    "float32": <int>CLB_F32,
+    "bfloat16": <int>CLB_BF16,
+    "float16": <int>CLB_F16,  # in place only
+    "int8": <int>CLB_I8,
+    "int4": <int>CLB_I4,
+}
+
+
+cdef clb_dtype biases_of(object array):
+    """The type of biases in place: float32, float16, or bfloat16 as uint16."""
+    return {"f": CLB_F32, "e": CLB_F16}.get(array.dtype.char, CLB_BF16)
 
 
 @cython.final
 cdef class Expert:
-    """One expert's weights where the kernels read them, and what keeps them there."""
+    """One expert's weights where the kernels read them, and what keeps them there.
+
+    A buffer of its payload, read-only, where it has one: where it was packed.
+    """
 
     cdef clb_expert pointers
-    cdef _Memory memory  # where the weights are, or
+    cdef _Memory memory  # where the payload is, or
     cdef tuple arrays  # somebody else's arrays,
-    cdef Matrix up, down, up_bias, down_bias  # which are there
+    cdef Matrix up, down, up_bias, down_bias  # which are there; of a payload up is all
     cdef readonly Watch watch  # over the pages that those are on
     cdef readonly size_t n_bytes
     cdef readonly bint in_place
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        if self.pointers.up_place.in_place:
+            raise BufferError("weights in place are no payload")
+        PyBuffer_FillInfo(view, self, <void *>self.pointers.up, self.n_bytes, True, flags)
 
 
 @cython.final
@@ -669,26 +690,26 @@ cdef class ExpertKernel:
         """Copy one expert into panels.
 
         up is float32 ``[outputs, hidden]`` (gated: gate rows then up rows, or alternating where interleaved), down is
-        ``[hidden, intermediate]``, both aligned and with any strides; the biases are contiguous. Shapes are the
-        caller's to check.
+        ``[hidden, intermediate]``, both aligned and with any strides; the biases are contiguous, and zeros if the
+        other alone is given. Shapes are the caller's to check.
         """
         cdef int n = self.shape.intermediate_size, hidden = self.shape.hidden_size
         cdef int halves = 2 if self.shape.rule.gated else 1, half
         cdef clb_dtype dtype = self.shape.dtype
-        cdef size_t up_panel = clb_panel_bytes(dtype, hidden), down_panel = clb_panel_bytes(dtype, n)
-        cdef size_t n_up = clb_up_panels(&self.shape) * up_panel, n_down = clb_down_panels(&self.shape) * down_panel
-        cdef size_t n_bases = clb_up_panels(&self.shape) + clb_down_panels(&self.shape) if dtype == CLB_I4 else 0
-        cdef _Memory memory = _Memory()
+        cdef size_t up_panel = clb_panel_bytes(dtype, hidden)
+        cdef bint biased = up_bias is not None or down_bias is not None
         cdef Expert expert = Expert()
+        cdef clb_expert *e = &expert.pointers
         cdef Matrix u, d
         cdef float *biases
-        cdef float *bases
         cdef const float *bias
         cdef Py_ssize_t i, first, step, column, down_step, down_column
         cdef int csr
-        memory.reserve(n_up + n_down + (n_bases + halves * n + hidden) * sizeof(float))
-        bases = <float *>(memory.data + n_up + n_down)
-        biases = bases + n_bases
+        expert.memory = _Memory()
+        expert.n_bytes = clb_lay_out(&self.shape, biased, NULL, NULL)
+        expert.memory.reserve(expert.n_bytes)
+        clb_lay_out(&self.shape, biased, expert.memory.data, e)
+        biases = <float *>e.up_bias
         u.held = d.held = False
         try:
             open_matrix(up, &u, "up", "float32 (outputs, inputs)", False, 0)
@@ -703,37 +724,42 @@ cdef class ExpertKernel:
                 for half in range(halves):
                     clb_pack_panels(kernels, dtype, <const float *>u.data + half * first,
                                     step * halves if interleaved else step, column, n, hidden,
-                                    memory.data + half * up_panel, halves * up_panel, bases + half, halves,
-                                    self.threads)
+                                    <char *>e.up + half * up_panel, halves * up_panel, <float *>e.up_bases + half,
+                                    halves, self.threads)
                 clb_pack_panels(kernels, dtype, <const float *>d.data, down_step, down_column, hidden, n,
-                                memory.data + n_up, down_panel, bases + clb_up_panels(&self.shape), 1, self.threads)
+                                <char *>e.down, clb_panel_bytes(dtype, n), <float *>e.down_bases, 1, self.threads)
                 clb_restore_float_mode(csr)
         finally:
             close_matrix(&u)
             close_matrix(&d)
-        expert.memory, expert.n_bytes = memory, n_up + n_down + n_bases * sizeof(float)
-        expert.pointers.up, expert.pointers.down = memory.data, memory.data + n_up
-        expert.pointers.up_bases, expert.pointers.down_bases = bases, bases + clb_up_panels(&self.shape)
-        expert.pointers.up_place.bias = expert.pointers.down_place.bias = sizeof(float)
-        expert.pointers.up_place.up_bias = n * sizeof(float)
+        if biased:
+            memset(biases, 0, (halves * n + hidden) * sizeof(float))
         if up_bias is not None:
             bias = <const float *>contiguous(up_bias, halves * n * sizeof(float))
             for i in range(halves * n):  # alternating biases become gate biases, then up biases
                 biases[i] = bias[(i % n) * 2 + i // n] if interleaved else bias[i]
-            expert.pointers.up_bias = biases
-            expert.n_bytes += halves * n * sizeof(float)
         if down_bias is not None:
-            biases += halves * n
-            memcpy(biases, contiguous(down_bias, hidden * sizeof(float)), hidden * sizeof(float))
-            expert.pointers.down_bias = biases
-            expert.n_bytes += hidden * sizeof(float)
+            memcpy(<float *>e.down_bias, contiguous(down_bias, hidden * sizeof(float)), hidden * sizeof(float))
         return expert
 
-    def in_place(self, up, down, up_bias=None, down_bias=None, bint interleaved=False, Watch watch=None):
-        """Run one expert where its weights lie, at any address: float32, or bfloat16 as uint16.
+    def adopt(self, payload, bint biased, Watch watch=None, bint own=False):
+        """Run one expert where its payload lies, at any address: contiguous uint8, as memoryview(packed) has it.
 
-        Shapes and interleaved are as for pack; inputs, or outputs, should lie side by side. Biases are float32 or
-        bfloat16. watch is over the pages that all of them are on.
+        watch is over the pages that it is on; own: nobody else has that memory.
+        """
+        cdef Expert expert = Expert()
+        expert.n_bytes = clb_lay_out(&self.shape, biased, NULL, NULL)
+        clb_lay_out(&self.shape, biased, <const char *>contiguous(payload, expert.n_bytes), &expert.pointers)
+        expert.arrays, expert.watch, expert.in_place = (payload,), watch, not own
+        look_at(payload, &expert.up)
+        return expert
+
+    def in_place(self, up, down, up_bias=None, down_bias=None, bint interleaved=False, Watch watch=None,
+                 bint own=False):
+        """Run one expert where its weights lie, at any address: float32, float16, or bfloat16 as uint16.
+
+        Shapes and interleaved are as for pack; inputs, or outputs, should lie side by side. Biases are of
+        any of these. watch is over the pages that all of them are on; own: nobody else has the arrays.
         """
         cdef Expert expert = Expert()
         cdef clb_expert *e = &expert.pointers
@@ -746,15 +772,16 @@ cdef class ExpertKernel:
         e.up, place.output, place.input = expert.up.data, expert.up.row_stride, expert.up.column_stride
         e.down, e.down_place.output = expert.down.data, expert.down.row_stride
         e.down_place.input = expert.down.column_stride
-        expert.in_place = place.in_place = e.down_place.in_place = True
+        expert.in_place = not own
+        place.in_place = e.down_place.in_place = True
         if up_bias is not None:
             look_at(up_bias, &expert.up_bias)
             e.up_bias, place.bias = expert.up_bias.data, expert.up_bias.row_stride
-            place.narrow = expert.up_bias.view.itemsize == 2
+            place.biases = biases_of(up_bias)
         if down_bias is not None:
             look_at(down_bias, &expert.down_bias)
             e.down_bias, e.down_place.bias = expert.down_bias.data, expert.down_bias.row_stride
-            e.down_place.narrow = expert.down_bias.view.itemsize == 2
+            e.down_place.biases = biases_of(down_bias)
         place.up, place.up_bias = place.output * n, place.bias * n
         if interleaved:
             place.up, place.up_bias = place.output, place.bias
@@ -908,7 +935,7 @@ cdef class ExpertKernel:
                 memset(job.y, 0, n * hidden * sizeof(float))
                 clb_experts_begin(kernels, &job, self.threads)
                 if loader is None:
-                    clb_experts_run(kernels, &job, 0, n_experts, self.threads)
+                    clb_experts_add(kernels, &job, 0, n_experts, self.threads)
                 clb_restore_float_mode(csr)
             if loader is not None:
                 self.run_loaded(&job, experts, n_experts, loader)
@@ -938,7 +965,7 @@ cdef class ExpertKernel:
                 begin, end = group[0], group[len(group) - 1] + 1
                 with nogil:
                     csr = clb_float_mode()
-                    clb_experts_run(kernels, job, begin, end, self.threads)
+                    clb_experts_add(kernels, job, begin, end, self.threads)
                     clb_restore_float_mode(csr)
             finally:
                 loader.release([experts.experts[e] for e in group])

@@ -1,16 +1,14 @@
-"""A bundle's config.json as an object."""
+"""A token classifier's config.json as an object."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from colibri_cli import bundle
 from colibri_cli.errors import InvalidInput
 from colibri_cli.validate import read_config
-
-if TYPE_CHECKING:
-    import os
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"]
 
@@ -94,15 +92,29 @@ class ModelConfig:
 
 
 def load_config(path: str | os.PathLike[str]) -> ModelConfig:
-    """Read and check a bundle's config.json.
+    """Read and check a token classifier's config.json.
 
     Raises
     ------
     UsageError
         The file is missing or cannot be read.
     InvalidInput
-        It has a finding; the message gives the first and the number of the others.
+        It has a finding, and the message gives the first and the number of the others; or its task is another one.
     """
+    value = read_sound(path)
+    if value["task"] != "token-classification":
+        raise InvalidInput(
+            expected='a bundle of task "token-classification"',
+            got=f'"{value["task"]}"',
+            at=os.fspath(path),
+            hint="MoELayer.open(bundle, layer) runs one of its layers",
+        )
+    return model_config(value)
+
+
+def read_sound(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read and check the config.json of a bundle of any task; raises as :func:`load_config`."""
+    value: Any
     value, findings = read_config(path)
     if findings:
         first, *others = findings
@@ -112,10 +124,11 @@ def load_config(path: str | os.PathLike[str]) -> ModelConfig:
             at=f"{first.place} ({first.pointer})",
             hint=f"{len(others)} more: colibri validate-config {first.file}" if others else None,
         )
-    return _model_config(value)
+    return value  # type: ignore[no-any-return] # the schema wants an object
 
 
-def _model_config(value: Any) -> ModelConfig:
+def model_config(value: dict[str, Any]) -> ModelConfig:
+    """Make the object of a token classifier's sound config.json."""
     fields = dict(value)
     fields["classes"] = tuple(fields["classes"])
     fields["router"] = RouterConfig(**fields["router"])

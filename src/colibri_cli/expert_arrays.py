@@ -15,8 +15,8 @@ from colibri_cli.weights import Weights, as_weights
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-IN_PLACE = ("float32", "bfloat16")  # what the kernels read from arrays as they are
-_COPY = "copy=True takes any strides, and float16, for the price of a copy"
+IN_PLACE = ("float32", "bfloat16", "float16")  # what the kernels read from arrays as they are
+_COPY = "copy=True takes any strides and types, for the price of a copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +66,14 @@ class ExpertArrays:
         )
 
     def packed(self, kernel: _core.ExpertKernel, dtype: str, interleaved: bool) -> list[_core.Expert]:
-        """Copy every expert into panels.
-
-        Raises
-        ------
-        InvalidInput
-            A weight to be quantised is not finite.
-        """
+        """Copy every expert; see :func:`hold`."""
         biases = (self.up_bias, self.down_bias)
         experts = []
         for e in range(len(self.up.array)):
-            up, down = self.up.float32(e), self.down.float32(e)
-            if dtype in ("int8", "int4"):
-                _check_finite(f"gate_up[{e}]", up, dtype)
-                _check_finite(f"down[{e}]", down, dtype)
             up_bias, down_bias = (None if bias is None else np.ascontiguousarray(bias.float32(e)) for bias in biases)
-            experts.append(kernel.pack(up, down, up_bias, down_bias, interleaved))
+            names = f"gate_up[{e}]", f"down[{e}]"
+            weights = self.up.float32(e), self.down.float32(e)
+            experts.append(hold(kernel, dtype, names, weights, (up_bias, down_bias), interleaved=interleaved))
         return experts
 
     def in_place(self, kernel: _core.ExpertKernel, dtype: str, interleaved: bool) -> list[_core.Expert]:
@@ -118,9 +110,40 @@ class ExpertArrays:
         ]
 
 
-def _check_finite(name: str, weights: npt.NDArray[np.float32], dtype: str) -> None:
-    if not np.isfinite(weights).all():
-        raise InvalidInput(expected=f"finite weights, to hold as {dtype}", got="NaN or infinity", at=name)
+def hold(
+    kernel: _core.ExpertKernel,
+    dtype: str,
+    names: tuple[str, str],
+    weights: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
+    biases: tuple[npt.NDArray[np.float32] | None, npt.NDArray[np.float32] | None],
+    *,
+    interleaved: bool = False,
+) -> _core.Expert:
+    """Copy one expert's weights, up and down: into panels, or as float16 to where the kernels widen them from.
+
+    Raises
+    ------
+    InvalidInput
+        A weight to be quantised is not finite, or one to be held as float16 is beyond its range.
+    """
+    if dtype == "float16":
+        up, down = (_float16(name, array) for name, array in zip(names, weights, strict=True))
+        return kernel.in_place(up, down, *biases, interleaved, own=True)
+    if dtype in ("int8", "int4"):
+        for name, array in zip(names, weights, strict=True):
+            if not np.isfinite(array).all():
+                raise InvalidInput(expected=f"finite weights, to hold as {dtype}", got="NaN or infinity", at=name)
+    return kernel.pack(*weights, *biases, interleaved)
+
+
+def _float16(name: str, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
+    with np.errstate(over="ignore"):  # refused below
+        halves = np.ascontiguousarray(weights, np.float16)
+    if not np.array_equal(np.isinf(halves), np.isinf(weights)):
+        raise InvalidInput(
+            expected="weights of at most 65,504, to hold as float16", got=f"{np.abs(weights).max():g}", at=name
+        )
+    return halves
 
 
 def _check_in_place(weights: Weights, dtypes: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from colibri_cli import forks
 from colibri_cli.errors import ColibriError, InvalidInput
 from colibri_cli.formats.checked_file import CheckedFile
 from colibri_cli.formats.files import unreadable
-from colibri_cli.formats.mapped_file import check_size
+from colibri_cli.formats.packed import header_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class ExpertFile:
     def __init__(self, path: str | os.PathLike[str], shape: ExpertShape) -> None:
         self.path = Path(path).absolute()  # the working folder may change before the file is read
         with CheckedFile(path) as file:
-            check_size(file, shape.n_bytes, shape.file)
+            header_for(shape, file)
             self._identity = _identity(os.fstat(file.stream.fileno()))
 
     def check_unchanged(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -14,16 +13,18 @@ from colibri_cli.config import load_config
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.expert_arrays import ExpertArrays
 from colibri_cli.expert_cache import ExpertCache, ExpertFile
+from colibri_cli.expert_files import ExpertReader
 from colibri_cli.formats.experts import ExpertShape
-from colibri_cli.formats.mapped_file import map_floats, read_floats
+from colibri_cli.formats.packed import LARGEST_SIZE
 from colibri_cli.topology import check_threads
 
 if TYPE_CHECKING:
+    import os
+
     import numpy as np
     import numpy.typing as npt
 
 LOADINGS = ("mmap", "static", "on-demand")
-LARGEST_SIZE = 1 << 24  # hidden or intermediate
 ARRAYS = "arrays"  # where experts are from that no file held
 
 
@@ -62,14 +63,14 @@ class Experts:
         *,
         loading: str,
         source: str,
-        cache: ExpertCache | None = None,
     ) -> None:
         self._kernel = kernel
         self._shape = shape
         self._set = _core.ExpertSet(entries)
         self._loading = loading
         self._source = source
-        self._cache = cache
+        self._cache: ExpertCache | None = None
+        self._reader = ExpertReader(kernel, shape)
         self._writer = threading.RLock()
         forks.watch(self)
 
@@ -104,15 +105,15 @@ class Experts:
             PyTorch's layout; any strides. NumPy has no bfloat16: it comes from DLPack (PyTorch) or ml_dtypes.
         down : likewise, (E, H, I)
         gate_up_bias : likewise, (E, 2I) or (E, I), optional
-            Held as float32; with ``copy=False`` float32 or bfloat16, where they are.
+            Held as float32; with ``copy=False`` of any of these types, where they are.
         down_bias : likewise, (E, H), optional
         activation : {"silu", "gelu", "gelu_tanh", "relu", "relu2"}
             ``silu(g) = g * sigmoid(alpha * g)``; "gelu" is the exact one, through erf.
         gated : bool
             Whether ``gate_up`` holds a gate and an up projection.
-        dtype : {"float32", "bfloat16", "int8", "int4"}
-            Of the weights held: 32, 16, 8.5 or 4.5 bits each. int8 and int4 share a scale (int4 also a zero) among 32
-            inputs, chosen to make the squared error small; docs/numerics.md has the errors. What is given in another
+        dtype : {"float32", "bfloat16", "float16", "int8", "int4"}
+            Of the weights held: 32, 16, 16, 8.5 or 4.5 bits each. int8 and int4 share a scale (int4 also a zero) among
+            32 inputs, chosen to make the squared error small; docs/numerics.md has the errors. What is given in another
             type is widened exactly or rounded to nearest.
         layout : {"concatenated", "interleaved"}
             Gate rows then up rows, or gate and up rows in turn.
@@ -130,8 +131,8 @@ class Experts:
             False: run the caller's arrays, biases too, where they are, with the same bits and no memory for a second
             copy. They are kept alive, are never written, and may be read-only and at any address; what is changed in
             them between two calls is seen, and nobody may change them during one. Weights must be of ``dtype``,
-            "float32" or "bfloat16", with each output's inputs, or each input's outputs, side by side in memory.
-            Slower where few tokens share an expert; docs/library.md has the price.
+            "float32", "bfloat16" or "float16", with each output's inputs, or each input's outputs, side by side in
+            memory. Slower where few tokens share an expert; docs/library.md has the price.
 
         Raises
         ------
@@ -142,8 +143,8 @@ class Experts:
         check_choice("layout", layout, ("concatenated", "interleaved"))
         arrays = ExpertArrays.take(gate_up, down, gate_up_bias, down_bias, gated=gated, transposed=transposed)
         _, hidden, inter = arrays.down.array.shape
-        shape = ExpertShape(hidden, inter, activation, gated)
-        kernel = _kernel(shape, threads, max_tokens, alpha=alpha, beta=beta, limit=limit, dtype=dtype)
+        shape = _checked(ExpertShape(hidden, inter, activation, gated, dtype, alpha, beta, limit))
+        kernel = _kernel(shape, threads, max_tokens)
         make = arrays.packed if copy else arrays.in_place
         entries = make(kernel, dtype, gated and layout == "interleaved")
         return cls(kernel, shape, entries, loading="static", source=ARRAYS)
@@ -160,15 +161,16 @@ class Experts:
         shape: ExpertShape | None = None,
         files: list[str] | None = None,
     ) -> Experts:
-        """Open the expert files of a bundle.
+        """Open the expert files of a bundle, each packed or raw.
 
         Parameters
         ----------
         directory : path
             A bundle, or its folder of expert files.
         loading : {"mmap", "static", "on-demand"}
-            Shared read-only pages, run where they are; read and repacked at once; or read and repacked when first
-            needed, the last ``cache_experts`` kept.
+            Shared read-only pages, run where they are; read at once; or read when first needed, the last
+            ``cache_experts`` kept. Raw files are repacked when they are read, and are read at once, not mapped, into
+            a layer of another dtype than float32.
         cache_experts : int
             At least 1.
         threads, max_tokens
@@ -182,18 +184,20 @@ class Experts:
         UsageError
             A file is missing or cannot be read.
         InvalidInput
-            A file has the wrong size, or the config is not valid.
+            A file has the wrong size, or is packed for other sizes, another dtype or another activation, or the
+            config is not valid.
         """
         folder = Path(directory)
         if shape is None or files is None:
             shape, files = _from_config(folder)
         check_choice("loading", loading, LOADINGS)
         check_integer("cache_experts", cache_experts, 1, _core.MAX_EXPERTS)
+        shape = _checked(shape)
         kernel = _kernel(shape, threads, max_tokens)
-        cache = None
+        experts = cls(kernel, shape, [], loading=loading, source=str((folder / files[0]).parent))
         if loading == "on-demand":
-            cache = ExpertCache(lambda file: _load_file(kernel, shape, file), cache_experts)
-        experts = cls(kernel, shape, [], loading=loading, source=str((folder / files[0]).parent), cache=cache)
+            reader = experts._reader  # not the experts, which nobody else keeps alive
+            experts._cache = ExpertCache(lambda file: _load_file(reader, file), cache_experts)
         experts._set = _core.ExpertSet([experts._load(folder / name) for name in files])
         return experts
 
@@ -249,12 +253,12 @@ class Experts:
         return self._kernel.run(self._set, hidden, expert_ids, expert_weights, out, self._cache)
 
     def add(self, path: str | os.PathLike[str]) -> int:
-        """Add an expert from its raw file and give its id: the lowest that was removed, else the next.
+        """Add an expert from its file, packed or raw, and give its id: the lowest that was removed, else the next.
 
         Raises
         ------
         UsageError, InvalidInput
-            The file is missing or not one expert; the set stays as it was.
+            The file is missing or not one expert of this layer's shape; the set stays as it was.
         """
         expert = self._load(path)
         with self._writer:
@@ -267,12 +271,13 @@ class Experts:
         return i
 
     def replace(self, i: int, path: str | os.PathLike[str]) -> None:
-        """Swap expert ``i`` for the one in a raw file; calls under way finish with the old one.
+        """Swap expert ``i`` for the one in a file, packed or raw; calls under way finish with the old one.
 
         Raises
         ------
         UsageError, InvalidInput
-            The file is missing or not one expert, or there is no expert ``i``; the set stays as it was.
+            The file is missing or not one expert of this layer's shape, or there is no expert ``i``; the set stays as
+            it was.
         """
         self._swap(i, self._load(path))
 
@@ -290,8 +295,8 @@ class Experts:
         """Touch every mapped page, so that the first call finds the weights in memory."""
         if self._loading == "mmap":
             for expert in self._set:
-                if expert is not None:
-                    expert.watch.array[:: mmap.PAGESIZE // 4].max()
+                if expert is not None and expert.watch is not None:
+                    expert.watch.array[:: mmap.PAGESIZE].max()
                     expert.watch.check()
 
     def stats(self) -> ExpertStats:
@@ -301,9 +306,8 @@ class Experts:
         if cache is None:
             resident = len(entries)
             resident_bytes = sum(expert.n_bytes for expert in entries)
-            read = 0 if self._loading == "mmap" or self._source == ARRAYS else resident * self._shape.n_bytes
         else:
-            resident, resident_bytes, read = cache.resident, cache.resident_bytes, cache.loads * self._shape.n_bytes
+            resident, resident_bytes = cache.resident, cache.resident_bytes
         return ExpertStats(
             loading=self._loading,
             source=self._source,
@@ -314,17 +318,13 @@ class Experts:
             hits=0 if cache is None else cache.hits,
             misses=0 if cache is None else cache.misses,
             evictions=0 if cache is None else cache.evictions,
-            bytes_read=read,
+            bytes_read=self._reader.bytes_read,
         )
 
     def _load(self, path: str | os.PathLike[str]) -> Any:
         if self._loading == "on-demand":
             return ExpertFile(path, self._shape)
-        if self._loading == "mmap":
-            floats = map_floats(path, self._shape.n_bytes, self._shape.file)
-            w1, b1, w2, b2 = self._shape.split(floats)
-            return self._kernel.in_place(w1, w2, b1, b2, watch=_core.Watch(floats, os.fspath(path)))
-        return _pack(self._kernel, self._shape, path)
+        return self._reader.map(path) if self._loading == "mmap" else self._reader.read(path)
 
     def _swap(self, i: int, expert: Any) -> None:
         with self._writer:
@@ -338,39 +338,38 @@ class Experts:
             self._cache.forget(before)
 
 
-def _kernel(
-    shape: ExpertShape,
-    threads: int | None,
-    max_tokens: int,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    limit: float | None = None,
-    dtype: str = "float32",
-) -> _core.ExpertKernel:
-    check_choice("activation", shape.activation, _core.ACTIVATIONS)
-    return _core.ExpertKernel(
+def _checked(shape: ExpertShape) -> ExpertShape:
+    """Check a shape, and round its numbers as the kernels hold them."""
+    return ExpertShape(
         check_integer("hidden_size", shape.hidden_size, 1, LARGEST_SIZE),
         check_integer("intermediate_size", shape.intermediate_size, 1, LARGEST_SIZE),
-        _core.ACTIVATIONS[shape.activation],
-        shape.gated,
-        check_float32("alpha", alpha),
-        check_float32("beta", beta),
-        None if limit is None else check_float32("limit", limit, above=0),
-        check_threads(threads),
-        check_integer("max_tokens", max_tokens, 1, 1 << 16),
-        _core.DTYPES[dtype],
+        check_choice("activation", shape.activation, _core.ACTIVATIONS),
+        bool(shape.gated),
+        check_choice("dtype", shape.dtype, _core.DTYPES),
+        check_float32("alpha", shape.alpha),
+        check_float32("beta", shape.beta),
+        None if shape.limit is None else check_float32("limit", shape.limit, above=0),
     )
 
 
-def _pack(kernel: _core.ExpertKernel, shape: ExpertShape, path: str | os.PathLike[str]) -> _core.Expert:
-    w1, b1, w2, b2 = shape.split(read_floats(path, shape.n_bytes, shape.file))
-    return kernel.pack(w1, w2, b1, b2)
+def _kernel(shape: ExpertShape, threads: int | None, max_tokens: int) -> _core.ExpertKernel:
+    return _core.ExpertKernel(
+        shape.hidden_size,
+        shape.intermediate_size,
+        _core.ACTIVATIONS[shape.activation],
+        shape.gated,
+        shape.alpha,
+        shape.beta,
+        shape.limit,
+        check_threads(threads),
+        check_integer("max_tokens", max_tokens, 1, 1 << 16),
+        _core.DTYPES[shape.dtype],
+    )
 
 
-def _load_file(kernel: _core.ExpertKernel, shape: ExpertShape, file: ExpertFile) -> _core.Expert:
+def _load_file(reader: ExpertReader, file: ExpertFile) -> _core.Expert:
     file.check_unchanged()
-    expert = _pack(kernel, shape, file.path)
+    expert = reader.read(file.path)
     file.check_unchanged()  # nor while it was read
     return expert
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from colibri_cli import _core
 from colibri_cli.arrays import as_array
 from colibri_cli.checks import check_kind
 from colibri_cli.errors import InvalidInput
 from colibri_cli.experts import Experts
+from colibri_cli.open_layer import open_layer
 from colibri_cli.router import Router
 from colibri_cli.shared_expert import SharedExpert
 
 if TYPE_CHECKING:
+    import os
+
     import numpy as np
     import numpy.typing as npt
 
@@ -46,6 +49,39 @@ class MoELayer:
         self.router = router
         self.experts = experts
         self.shared = shared
+
+    @classmethod
+    def open(
+        cls,
+        bundle: str | os.PathLike[str],
+        layer: int = 0,
+        *,
+        loading: str = "mmap",
+        cache_experts: int = 4,
+        threads: int | None = None,
+        max_tokens: int = 512,
+    ) -> Self:
+        """Open one layer of a bundle of layers, as ``colibri pack`` writes it.
+
+        Parameters
+        ----------
+        bundle : path
+            A token classifier's bundle has one layer, 0.
+        layer : int
+            The layer's number in the model.
+        loading, cache_experts, threads, max_tokens
+            As in :meth:`Experts.open`; the shared expert is loaded likewise, and on demand it stays.
+
+        Raises
+        ------
+        UsageError
+            A file is missing or cannot be read.
+        InvalidInput
+            The config is not valid, the bundle does not have that layer, or a file does not fit the config. The sizes
+            of all files of the layer are checked before anything is mapped.
+        """
+        parts = open_layer(bundle, layer, loading, cache_experts, threads, max_tokens)
+        return cls(parts.router, parts.experts, shared=parts.shared)
 
     def __call__(
         self,

@@ -118,6 +118,26 @@ static void add_gate_by_score(const clb_kernels *k, int n_rows, int n_experts, i
   }
 }
 
+/* Every half, a panel row at a time, from the memory that the row is written to. Ends the program at a wrong one. */
+static void check_widening(const clb_kernels *k) {
+  for (int first = 0; first < 1 << 16; first += CLB_PANEL) {
+    float row[CLB_PANEL];
+    uint16_t halves[CLB_PANEL], *from = (uint16_t *)row + CLB_PANEL;
+    for (int j = 0; j < CLB_PANEL; j++) halves[j % 8 * 2 + j / 8] = (uint16_t)(first + j);
+    memcpy(from, halves, sizeof halves);
+    k->widen_f16(from, 1, row);
+    for (int j = 0; j < CLB_PANEL; j++) {
+      int half = first + j, exponent = half >> 10 & 31, fraction = half & 1023;
+      float value = ldexpf((float)(fraction + (exponent ? 1024 : 0)), (exponent ? exponent : 1) - 25);
+      if (exponent == 31) value = fraction ? NAN : INFINITY;
+      value = copysignf(value, half >> 15 ? -1.0f : 1.0f);
+      if (isnan(value) ? isnan(row[j]) : memcmp(&row[j], &value, sizeof value) == 0) continue;
+      fprintf(stderr, "%s: half %04x widened to %g\n", k->isa, (unsigned)half, (double)row[j]);
+      exit(1);
+    }
+  }
+}
+
 /* Panels filled from rows, from columns, and from a gate's and an up projection's columns in turn are the packed ones,
  * and a chain that is cut goes on. Ends the program where that is not so. */
 static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_inputs) {
@@ -175,7 +195,7 @@ int main(void) {
     const clb_kernels *k = clb_kernels_by_name(*name);
     if (!k) continue; /* not on this processor */
     state = UINT64_C(88172645463325252), hash = UINT64_C(14695981039346656037);
-    for (int dtype = CLB_F32; dtype < CLB_N_DTYPES; dtype++)
+    for (int dtype = CLB_F32; dtype <= CLB_I4; dtype++)
       for (int n_rows = 1; n_rows <= ROWS; n_rows++)
         for (int n_panels = 1; n_panels <= MOST_PANELS; n_panels++)
           add_linear(k, (clb_dtype)dtype, n_rows, 1 + (n_rows * 31 + n_panels * 17) % MOST_INPUTS, n_panels);
@@ -191,6 +211,7 @@ int main(void) {
     for (int n_rows = 1; n_rows <= ROWS; n_rows++)
       for (int n_inputs = 1; n_inputs < MOST_INPUTS; n_inputs += 3)
         for (int dtype = CLB_F32; dtype <= CLB_BF16; dtype++) check_in_place(k, (clb_dtype)dtype, n_rows, n_inputs);
+    check_widening(k);
     printf("%s %016llx\n", k->isa, (unsigned long long)hash);
   }
   return 0;

@@ -8,7 +8,7 @@ import pytest
 from reference import Ffns, integers, numbers
 
 from colibri_cli import Experts, InvalidInput, UsageError
-from colibri_cli import experts as experts_module
+from colibri_cli.expert_files import ExpertReader
 from colibri_cli.formats.experts import ExpertShape
 
 E, H, I, T = 5, 12, 7, 30  # noqa: E741 - the sizes' usual letters
@@ -87,16 +87,16 @@ def test_a_failing_load_leaves_out_untouched_and_the_rest_usable(change, error, 
 
 @pytest.mark.parametrize("change", [cut, rewritten, exchanged])
 def test_a_file_that_changes_while_it_is_read(change, folder, monkeypatch):
-    read = experts_module.read_floats
+    read = ExpertReader.read
 
-    def read_slowly(path, *rest):
-        floats = read(path, *rest)
+    def read_slowly(reader, path):
+        expert = read(reader, path)
         os.utime(path, (1, 1))
         change(Path(path))
-        return floats
+        return expert
 
     experts = Experts.open(folder, "on-demand", shape=SHAPE, files=NAMES)
-    monkeypatch.setattr(experts_module, "read_floats", read_slowly)
+    monkeypatch.setattr(ExpertReader, "read", read_slowly)
     out = np.full((T, H), 7, np.float32)
     with pytest.raises(InvalidInput, match="changed since"):
         experts.run(*BATCH, out=out)

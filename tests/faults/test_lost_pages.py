@@ -14,8 +14,9 @@ SETTING = """
 import os, pathlib, signal, sys, threading
 import numpy as np
 from reference import Classifier, Ffns, integers, numbers
-from colibri_cli import ColibriError, Experts, Model
+from colibri_cli import ColibriError, Experts, Model, _core
 from colibri_cli.formats.experts import ExpertShape
+from colibri_cli.formats.packed import PackedHeader, write_packed
 
 folder = pathlib.Path(sys.argv[1])
 E, H, I = 4, 96, 64
@@ -26,6 +27,14 @@ held = Experts.from_arrays(**ffns.arrays())
 
 def batch(n, *ids):
     return numbers(2, n, H), np.tile(np.int32(ids), (n, 1)), numbers(3, n, len(ids))
+
+def packed(dtype):
+    shape, names = ExpertShape(H, I, "silu", True, dtype), [f"{e}.{dtype}" for e in range(E)]
+    kernel = _core.ExpertKernel(H, I, _core.ACTIVATIONS["silu"], True, dtype=_core.DTYPES[dtype])
+    for e, name in enumerate(names):
+        expert = kernel.pack(ffns.up[e], ffns.down[e], ffns.up_bias[e], ffns.down_bias[e])
+        write_packed(folder / name, PackedHeader(shape, True), memoryview(expert))
+    return Experts.open(folder, "mmap", threads=2, shape=shape, files=names), names
 
 def refused(call, name):
     try:
@@ -61,6 +70,20 @@ out = np.full((300, H), 7, np.float32)
 os.truncate(folder / names[3], 0)
 refused(lambda: experts.run(*batch(300, 0, 3), out=out), names[3])
 assert (out == 7).all(), "out was written by a call that failed"
+"""
+
+PACKED = """
+for dtype in ("float32", "bfloat16", "int8", "int4"):
+    experts, names = packed(dtype)
+    expected = experts.run(*batch(300, 0, 1, 2))
+    out = np.full((300, H), 7, np.float32)
+    os.truncate(folder / names[3], 64)
+    refused(lambda: experts.run(*batch(300, 0, 3), out=out), names[3])
+    assert (out == 7).all(), "out was written by a call that failed"
+    refused(experts.preload, names[3])
+    assert (experts.run(*batch(300, 0, 1, 2)) == expected).all()
+    experts.replace(3, folder / names[2])
+    assert np.isfinite(experts.run(*batch(300, 0, 3))).all()
 """
 
 PRELOAD = """
@@ -128,9 +151,12 @@ def test_a_model_refuses_the_answer(file, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("code", [OTHERS, OUT, PRELOAD, COMPANY], ids=["others", "out", "preload", "company"])
-def test_experts(code, tmp_path):
-    done = python(code, tmp_path)
+CASES = {"others": OTHERS, "out": OUT, "packed": PACKED, "preload": PRELOAD, "company": COMPANY}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_experts(case, tmp_path):
+    done = python(CASES[case], tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -11,7 +11,8 @@ from colibri_cli import Experts, _core
 
 N = 64  # inputs and outputs: two groups, four panels
 GROUPS = (N, N // 32, 32)
-ONE = {"float32": 1.0, "bfloat16": 1.0, "int8": 127 / 128, "int4": 15 / 16}  # held exactly, beside zeros
+# Held exactly, beside zeros.
+ONE = {"float32": 1.0, "bfloat16": 1.0, "float16": 1.0, "int8": 127 / 128, "int4": 15 / 16}
 QUANTISED = ("int8", "int4")
 STEPS = {"int8": 127, "int4": 15}
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from reference import Ffns, integers, numbers
 
-from colibri_cli import Experts, _core
+from colibri_cli import Experts, InvalidInput, _core
 
 # Root-mean-square error of the layer against float64, relative to the output, on weights without structure.
-ERRORS = {"float32": 2e-6, "bfloat16": 3.5e-3, "int8": 1.05e-2, "int4": 0.15}
-BITS = {"float32": 32, "bfloat16": 16, "int8": 8.5, "int4": 4.5}
+ERRORS = {"float32": 2e-6, "bfloat16": 3.5e-3, "float16": 5e-4, "int8": 1.05e-2, "int4": 0.15}
+BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8.5, "int4": 4.5}
 
 
 def gaussian(*shape, seed):
@@ -99,6 +99,33 @@ def test_weights_that_bfloat16_holds_give_float32s_bits():
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("transposed", [False, True])
+def test_every_number_of_float16_is_exact(transposed):
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = np.where(np.isfinite(halves), halves, 0).astype(np.float16).reshape(16, 64, 64)
+    identity = np.broadcast_to(np.eye(64, dtype=np.float16), halves.shape)
+    up = halves.transpose(0, 2, 1) if transposed else halves
+    experts = Experts.from_arrays(
+        up.copy(), identity.copy(), gated=False, activation="relu", dtype="float16", transposed=transposed, copy=False
+    )
+    for sign in (1, -1):
+        x = np.tile(sign * np.eye(64, dtype=np.float32), (16, 1))
+        y = experts.run(x, np.arange(1024, dtype=np.int32)[:, None] // 64, np.ones((1024, 1), np.float32))
+        expected = np.maximum(sign * halves.astype(np.float32), 0).transpose(0, 2, 1).reshape(1024, 64)
+        np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("value", [65520.0, -1e30])
+def test_what_float16_cannot_hold_is_refused(value):
+    up, down = layer("float32")[:2]
+    down[3, 20, 7] = value
+    with pytest.raises(InvalidInput, match=r"at most 65,504, .* - at down\[3\]"):
+        Experts.from_arrays(up, down, dtype="float16")
+    down[3, 20, 7] = 65519
+    Experts.from_arrays(up, down, dtype="float16")
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("value", [0.0, 0.75, -0.75, 3e-39])
 def test_weights_that_are_all_the_same(dtype, value):
@@ -131,4 +158,4 @@ def test_every_expert_of_the_reference(dtype, activation):
     exact = Experts.from_arrays(**ffns.arrays()).run(x, ids, weights)
     found = Experts.from_arrays(**ffns.arrays(), dtype=dtype).run(x, ids, weights)
     error = np.sqrt(((found - exact) ** 2).mean() / (exact**2).mean())
-    assert error < {"float32": 1e-9, "bfloat16": 0.02, "int8": 0.04, "int4": 0.5}[dtype]
+    assert error < {"float32": 1e-9, "bfloat16": 0.02, "float16": 0.003, "int8": 0.04, "int4": 0.5}[dtype]

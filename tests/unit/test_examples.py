@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_checkpoint
 
 from colibri_cli import Model
+from colibri_cli.pack import pack
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, DOCS = ROOT / "examples", ROOT / "docs"
@@ -202,4 +204,8 @@ def python_of(page: Path) -> str:
     "page", [ROOT / "README.md", *filter(python_of, sorted(DOCS.glob("*.md")))], ids=lambda page: page.name
 )
 def test_the_python_on_a_page_of_the_documentation_runs(page: Path, tmp_path: Path) -> None:
+    sizes = {"hidden": 128, "inter": 64, "n_experts": 4, "n_layers": 4}
+    checkpoint = tmp_path / "CHECKPOINT"
+    tiny_checkpoint.write(checkpoint, tiny_checkpoint.config(**sizes, top_k=2), tiny_checkpoint.weights(**sizes))
+    pack(checkpoint, tmp_path / "bundle")
     run(sys.executable, "-c", python_of(page), cwd=tmp_path)

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibri_cli.config import BalanceConfig, ModelConfig, RouterConfig
+from colibri_cli.layer_bundle import LayerBundle, LayerRouter, LayerShared
 from colibri_cli.validate import RULES
 from colibri_cli.validate.json_parser import parse
 from colibri_cli.validate.schema_check import check, load_schema
 
-CONFIG = load_schema("config")
+CONFIG, LAYERS = load_schema("config"), load_schema("layers")
 GOOD = json.loads((Path(__file__).parents[1] / "cli/validate_config/good/as_shipped.json").read_text("utf-8"))
 PLACES = [(key,) for key in GOOD] + [
     (key, inner) for key in ("router", "balance") for inner in GOOD[key]
@@ -27,7 +28,7 @@ ANYTHING = st.sampled_from(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["config", "validate-config"])
+@pytest.mark.parametrize("name", ["config", "layers", "validate-config"])
 def test_schemas_are_valid_themselves(name):
     jsonschema.Draft202012Validator.check_schema(load_schema(name))
 
@@ -52,12 +53,12 @@ def test_config_schema_uses_only_what_the_check_has_words_for():
     }
     pairs = [{"minimum", "maximum"}, {"minLength", "maxLength"}, {"minItems", "maxItems"}]
     notes = {"$schema", "$id", "title", "description"}
-    for schema in parts(CONFIG):
+    for schema in (*parts(CONFIG), *parts(LAYERS)):
         assert set(schema) <= known.union(*pairs) | notes
         assert "type" in schema
         assert all(len(pair & set(schema)) in (0, 2) for pair in pairs)
         assert schema.get("additionalProperties", False) is False
-        assert ("additionalProperties" in schema) == (schema["type"] == "object")
+        assert ("additionalProperties" in schema) == ("object" in schema["type"])
         assert set(schema.get("required", [])) == set(schema.get("properties", []))
 
 
@@ -66,6 +67,10 @@ def test_config_schema_and_config_classes_have_the_same_keys():
     assert [field.name for field in fields(ModelConfig)] == list(properties)
     assert [field.name for field in fields(RouterConfig)] == list(properties["router"]["properties"])
     assert [field.name for field in fields(BalanceConfig)] == list(properties["balance"]["properties"])
+    properties = LAYERS["properties"]
+    assert [field.name for field in fields(LayerBundle)] == list(properties)
+    assert [field.name for field in fields(LayerRouter)] == list(properties["router"]["properties"])
+    assert [field.name for field in fields(LayerShared)] == list(properties["shared"]["properties"])
 
 
 def test_output_schema_knows_the_rules():

@@ -11,6 +11,7 @@ from colibri_cli.cli.bench import bench
 from colibri_cli.cli.gen_router import gen_router
 from colibri_cli.cli.infer import infer
 from colibri_cli.cli.options import Quiet, Verbose, set_verbosity, with_verbosity
+from colibri_cli.cli.pack import pack
 from colibri_cli.cli.tokenize import tokenize
 from colibri_cli.cli.validate_config import validate_config
 from colibri_cli.errors import ColibriError
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help needs no rich, which is most of Typer's start-up time
 )
-for _command in (tokenize, infer, gen_router, validate_config, bench):
+for _command in (tokenize, infer, gen_router, validate_config, pack, bench):
     # Arguments that infer does not take are left to it, for a hint.
     app.command(context_settings={"allow_extra_args": _command is infer})(with_verbosity(_command))
 

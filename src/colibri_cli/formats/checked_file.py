@@ -11,8 +11,10 @@ from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.formats.files import unreadable
 
 if TYPE_CHECKING:
+    from io import BufferedReader
     from types import TracebackType
-    from typing import BinaryIO
+
+_SHORTER = "a shorter file than it was when opened"
 
 
 class CheckedFile:
@@ -29,7 +31,7 @@ class CheckedFile:
         The path, for messages.
     size : int
         Bytes.
-    stream : BinaryIO
+    stream : BufferedReader
         The file itself, for a reader that seeks on its own.
 
     Raises
@@ -45,7 +47,7 @@ class CheckedFile:
             if not stat.S_ISREG(Path(path).stat().st_mode):
                 got = "a directory" if Path(path).is_dir() else "a pipe or a device"
                 raise UsageError(expected="a regular file", got=got, at=self.name)
-            self.stream: BinaryIO = Path(path).open("rb")  # noqa: SIM115 # __exit__ closes it
+            self.stream: BufferedReader = Path(path).open("rb")  # noqa: SIM115 # __exit__ closes it
         except OSError as error:
             raise unreadable(path, error) from error
         except ValueError as error:  # a null character, or one that the file system's encoding lacks
@@ -61,6 +63,11 @@ class CheckedFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stream.close()
+
+    def check_size(self, n_bytes: int, what: str) -> None:
+        """Refuse a file that is not exactly ``n_bytes`` long; ``what`` says what that size stands for."""
+        if self.size != n_bytes:
+            raise InvalidInput(expected=f"{n_bytes} bytes ({what})", got=f"{self.size} bytes", at=self.name)
 
     def read(self, offset: int, size: int) -> bytes:
         """Read exactly ``size`` bytes at ``offset``.
@@ -81,5 +88,23 @@ class CheckedFile:
         except OSError as error:
             raise unreadable(self.name, error) from error
         if len(data) != size:
-            raise InvalidInput(expected=expected, got="a shorter file than it was when opened", at=self.name)
+            raise InvalidInput(expected=expected, got=_SHORTER, at=self.name)
         return data
+
+    def read_into(self, memory: memoryview, offset: int) -> None:
+        """Fill ``memory`` with the bytes at ``offset``, which it must not reach behind.
+
+        Raises
+        ------
+        InvalidInput
+            The file does not hold that many bytes there any more.
+        UsageError
+            The operating system refuses.
+        """
+        try:
+            self.stream.seek(offset)
+            n_read = self.stream.readinto(memory)
+        except OSError as error:
+            raise unreadable(self.name, error) from error
+        if n_read != memory.nbytes:
+            raise InvalidInput(expected=f"{memory.nbytes} bytes at offset {offset}", got=_SHORTER, at=self.name)

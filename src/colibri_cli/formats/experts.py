@@ -1,13 +1,12 @@
-"""Raw expert files: float32 little-endian ``[w1, b1, w2, b2]``, row-major, ``[out][in]``, no header."""
+"""What a layer's experts share, and raw expert files: float32 ``[w1, b1, w2, b2]``, ``[out][in]``, no header."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
 
@@ -21,12 +20,21 @@ class ExpertShape:
     activation : {"relu", "relu2", "silu", "gelu", "gelu_tanh"}
     gated : bool
         ``w1`` holds the gate's rows and then the up projection's.
+    dtype : {"float32", "bfloat16", "int8", "int4"}
+        Of the weights as they are held.
+    alpha, beta : float
+    limit : float or None
+        As in ``Experts.from_arrays``.
     """
 
     hidden_size: int
     intermediate_size: int
     activation: str
     gated: bool
+    dtype: str = "float32"
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
 
     @property
     def n_up(self) -> int:
@@ -35,7 +43,7 @@ class ExpertShape:
 
     @property
     def n_bytes(self) -> int:
-        """Size of a raw file."""
+        """Size of a raw file, which is float32 whatever the weights are held as."""
         n_weights = self.hidden_size * (self.n_up + self.intermediate_size)
         return 4 * (n_weights + self.n_up + self.hidden_size)
 
@@ -48,5 +56,7 @@ class ExpertShape:
     def split(self, raw: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], ...]:
         """View a raw file's floats as ``w1, b1, w2, b2``."""
         hidden, inter, n_up = self.hidden_size, self.intermediate_size, self.n_up
-        w1, b1, w2, b2 = np.split(raw, np.cumsum([n_up * hidden, n_up, hidden * inter]))
-        return w1.reshape(n_up, hidden), b1, w2.reshape(hidden, inter), b2
+        b1 = n_up * hidden
+        w2 = b1 + n_up
+        b2 = w2 + hidden * inter
+        return raw[:b1].reshape(n_up, hidden), raw[b1:w2], raw[w2:b2].reshape(hidden, inter), raw[b2:]

@@ -52,7 +52,7 @@ def reason(error: OSError) -> str:
     return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview | Iterable[bytes]) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview | Iterable[bytes | memoryview]) -> None:
     """Write ``data``, whole or in parts, so that a reader sees the old file or the new one, never a part.
 
     A path that exists and is not a regular file (``/dev/stdout``, a named pipe) is written to directly.

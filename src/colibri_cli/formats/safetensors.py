@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from colibri_cli.errors import InvalidInput
+from colibri_cli.formats.json_objects import read_object
 from colibri_cli.formats.tensor import (
     MAX_DIMENSIONS,
     MAX_INDEX_BYTES,
@@ -19,6 +19,7 @@ from colibri_cli.formats.tensor import (
     Tensor,
     raw_dtype,
     shown,
+    shown_shape,
     to_float32,
 )
 
@@ -38,6 +39,30 @@ _BITS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a tensor lies in a file.
+
+    Attributes
+    ----------
+    code : str
+        The format's name for the dtype: ``"F32"``, ``"BF16"``, ``"F8_E4M3"``, ...
+    shape : tuple of int
+    begin, end : int
+        Offsets of its bytes from the start of the file.
+    """
+
+    code: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of its bytes."""
+        return self.end - self.begin
+
+
 def read(file: CheckedFile) -> list[Tensor]:
     """List the tensors of a safetensors file.
 
@@ -45,6 +70,20 @@ def read(file: CheckedFile) -> list[Tensor]:
     ----------
     file : CheckedFile
         Stays open while tensors are read.
+
+    Raises
+    ------
+    InvalidInput
+        As `entries`.
+    """
+    return [
+        Tensor(name, entry.shape, _FLOATING.get(entry.code, entry.code.lower()), partial(_read, file, entry))
+        for name, entry in entries(file).items()
+    ]
+
+
+def entries(file: CheckedFile) -> dict[str, Entry]:
+    """Say where each tensor of a safetensors file lies; only the header is read.
 
     Raises
     ------
@@ -60,49 +99,33 @@ def read(file: CheckedFile) -> list[Tensor]:
             at=f"{file.name}: its first 8 bytes",
         )
     start = 8 + length
-    tensors: list[Tensor] = []
-    spans: list[tuple[int, int, str]] = []
-    for name, entry in _header(file, length).items():
+    found: dict[str, Entry] = {}
+    for name, member in _header(file, length).items():
         if name == "__metadata__":
             continue
         at = f"{file.name}: {shown(name)}"
-        code, shape, begin, end = _entry(name, entry, at)
+        code, shape, begin, end = _entry(name, member, at)
         size, odd_bits = divmod(math.prod(shape) * _BITS[code], 8)
         if odd_bits or end - begin != size:
-            expected = f"{math.prod(shape) * _BITS[code] / 8:g} bytes for {code} {list(shape)}"
+            needed = f"{size + odd_bits / 8:g} bytes" if size < 1 << 1000 else "more bytes than there are"
+            expected = f"{needed} for {code} {shown_shape(shape)}"
             raise InvalidInput(expected=expected, got=f"{end - begin} bytes", at=f"{at}.data_offsets")
-        spans.append((begin, end, at))
-        read = partial(_read, file, start + begin, shape, code)
-        tensors.append(Tensor(name, shape, _FLOATING.get(code, code.lower()), read))
+        found[name] = Entry(code, shape, start + begin, start + end)
 
-    position = 0
-    for begin, end, at in sorted(spans):
-        if begin != position:
-            expected = f"offset {position}, where the tensor before ends"
-            raise InvalidInput(expected=expected, got=f"offset {begin}", at=f"{at}.data_offsets")
-        position = end
-    if start + position != file.size:
-        raise InvalidInput(expected=f"a file of {start + position} bytes", got=f"{file.size} bytes", at=file.name)
-    return tensors
+    position = start
+    for name, entry in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != position:
+            expected = f"offset {position - start}, where the tensor before ends"
+            at = f"{file.name}: {shown(name)}.data_offsets"
+            raise InvalidInput(expected=expected, got=f"offset {entry.begin - start}", at=at)
+        position = entry.end
+    if position != file.size:
+        raise InvalidInput(expected=f"a file of {position} bytes", got=f"{file.size} bytes", at=file.name)
+    return found
 
 
 def _header(file: CheckedFile, length: int) -> dict[str, object]:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        members = dict(pairs)
-        if len(members) != len(pairs):
-            (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-            raise InvalidInput(expected="each key once", got=f"{shown(twice)} twice", at=f"{file.name}: header")
-        return members
-
-    try:
-        header = json.loads(file.read(8, length).decode(), object_pairs_hook=unique)
-    except InvalidInput:
-        raise
-    except (ValueError, RecursionError) as error:  # ValueError: also text that is not UTF-8
-        raise InvalidInput(expected="a header in JSON", got=shown(str(error)), at=f"{file.name}: header") from error
-    if not isinstance(header, dict):
-        got = f"a {type(header).__name__}"
-        raise InvalidInput(expected="a JSON object", got=got, at=f"{file.name}: header")
+    header = read_object(file.read(8, length), f"{file.name}: header", "a header in JSON")
     if len(header) > MAX_TENSORS:
         got = f"{len(header)}"
         raise InvalidInput(expected=f"at most {MAX_TENSORS} tensors", got=got, at=f"{file.name}: header")
@@ -125,7 +148,7 @@ def _entry(name: str, entry: object, at: str) -> tuple[str, tuple[int, ...], int
     raise InvalidInput(expected="dtype, shape and data_offsets of a tensor", got="something else", at=at)
 
 
-def _read(file: CheckedFile, offset: int, shape: tuple[int, ...], code: str) -> npt.NDArray[np.float32]:
-    data = file.read(offset, math.prod(shape) * _BITS[code] // 8)
-    dtype = _FLOATING[code]
-    return to_float32(np.frombuffer(data, raw_dtype(dtype)).reshape(shape), dtype)
+def _read(file: CheckedFile, entry: Entry) -> npt.NDArray[np.float32]:
+    data = file.read(entry.begin, entry.n_bytes)
+    dtype = _FLOATING[entry.code]
+    return to_float32(np.frombuffer(data, raw_dtype(dtype)).reshape(entry.shape), dtype)

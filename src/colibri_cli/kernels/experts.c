@@ -5,6 +5,7 @@
  * between threads, and each y[t][j] sees its experts in ascending order either way. */
 #include <string.h>
 
+#include "half.h"
 #include "kernels.h"
 
 enum {
@@ -31,6 +32,23 @@ size_t clb_activation_bytes(const clb_experts_shape *s) {
                              : (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL * sizeof(float);
 }
 
+size_t clb_lay_out(const clb_experts_shape *s, int biased, const char *payload, clb_expert_pointers *e) {
+  size_t n_up = clb_up_panels(s), n_down = clb_down_panels(s), inter = (size_t)s->intermediate_size;
+  size_t down = n_up * clb_panel_bytes(s->dtype, s->hidden_size);
+  size_t bases = down + n_down * clb_panel_bytes(s->dtype, s->intermediate_size);
+  size_t up_bias = bases + (s->dtype == CLB_I4 ? (n_up + n_down) * sizeof(float) : 0);
+  size_t down_bias = up_bias + (inter << s->rule.gated) * sizeof(float);
+  if (payload) {
+    memset(e, 0, sizeof *e);
+    e->up = payload, e->down = payload + down;
+    e->up_bases = (const float *)(payload + bases), e->down_bases = e->up_bases + n_up;
+    e->up_place.bias = e->down_place.bias = sizeof(float);
+    e->up_place.up_bias = (ptrdiff_t)(inter * sizeof(float));
+    if (biased) e->up_bias = payload + up_bias, e->down_bias = payload + down_bias;
+  }
+  return biased ? down_bias + (size_t)s->hidden_size * sizeof(float) : up_bias;
+}
+
 static clb_linear linear_of(const clb_kernels *k, clb_dtype dtype) {
   switch (dtype) {
     case CLB_BF16: return k->linear_bf16;
@@ -50,7 +68,8 @@ typedef struct {
   const char *then; /* what is read after this projection */
 } projection;
 
-static int weight_bytes(const projection *w) { return w->dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float); }
+static int narrow(clb_dtype dtype) { return dtype == CLB_BF16 || dtype == CLB_F16; }
+static int weight_bytes(const projection *w) { return narrow(w->dtype) ? sizeof(uint16_t) : sizeof(float); }
 
 /* Whether an input's outputs are side by side: a long row, of which all panels take their part before the next rows. */
 static int in_columns(const projection *w) { return w->place->in_place && w->place->input != weight_bytes(w); }
@@ -67,12 +86,13 @@ static void start_of(const projection *w, int panel, int n_panels, float init[CL
     if (!w->bias) continue;
     int column = column_of(w, panel + p), n = w->n_outputs - column;
     const char *bias = w->bias + half_of(w, panel + p) * at->up_bias + column * at->bias;
-    if (n >= CLB_PANEL && at->bias == sizeof(float) && !at->narrow) {
+    if (n >= CLB_PANEL && at->bias == sizeof(float) && at->biases == CLB_F32) {
       memcpy(init, bias, CLB_PANEL * sizeof(float));
       continue;
     }
     for (int j = 0; j < CLB_PANEL && j < n; j++, bias += at->bias)
-      if (at->narrow) memcpy((char *)&init[j] + sizeof(uint16_t), bias, sizeof(uint16_t));
+      if (at->biases == CLB_BF16) memcpy((char *)&init[j] + sizeof(uint16_t), bias, sizeof(uint16_t));
+      else if (at->biases == CLB_F16) init[j] = widened(bias);
       else memcpy(&init[j], bias, sizeof(float));
   }
 }
@@ -93,10 +113,10 @@ static __attribute__((noinline)) void add_in_place(const clb_kernels *k, const p
   _Alignas(CACHE_LINE) char block[CLB_PANEL * MOST_LINES * CACHE_LINE];
   const char *outputs[CLB_UNIT * CLB_PANEL], *next[CLB_UNIT];
   const clb_place *at = w->place;
-  int size = weight_bytes(w), row_bytes = CLB_PANEL * size;
-  ptrdiff_t panel_bytes = (ptrdiff_t)row_bytes * w->n_inputs;
+  int widens = w->dtype == CLB_F16, size = weight_bytes(w), row_bytes = CLB_PANEL * size << widens;
+  ptrdiff_t panel_bytes = (ptrdiff_t)CLB_PANEL * size * w->n_inputs;
   int last = column_of(w, panel + n_panels) >= w->n_outputs;
-  int small = n_panels * panel_bytes <= (ptrdiff_t)sizeof block;
+  int small = n_panels * (ptrdiff_t)row_bytes * w->n_inputs <= (ptrdiff_t)sizeof block;
   for (int p = 0; p < n_panels; p++) {
     const char *from = panel_at(w, panel + p);
     int n = w->n_outputs - column_of(w, panel + p);
@@ -105,7 +125,7 @@ static __attribute__((noinline)) void add_in_place(const clb_kernels *k, const p
     next[p] = last ? w->then : panel_at(w, panel + n_panels + p);
     if (last || at->output == 2 * at->up) next[p] = next[0] + p * panel_bytes; /* all of it in a row */
   }
-  int most = (n_rows < FEW ? 1 : (n_rows < MANY ? 8 : MOST_LINES) / n_panels) * CACHE_LINE / size;
+  int most = (n_rows < FEW ? 1 : (n_rows < MANY ? 8 : MOST_LINES >> widens) / n_panels) * CACHE_LINE / size;
   int n = (int)(-(uintptr_t)outputs[0] % CACHE_LINE) / 4 * 4 / size; /* the first block ends where a line does */
   if (small) most = w->n_inputs;
   if (n == 0 || small || in_columns(w)) n = most;
@@ -114,7 +134,9 @@ static __attribute__((noinline)) void add_in_place(const clb_kernels *k, const p
     if (n > end - i) n = end - i;
     clb_input a = {rows, 0, 1, n};
     clb_panels b = {block, 0, n * row_bytes, row_bytes, NULL, 0};
-    k->fill_panels(w->dtype, outputs, n_panels, at->input, i, n, next, block);
+    char *filled = block + (widens ? n_panels * n * row_bytes / 2 : 0);
+    k->fill_panels(w->dtype, outputs, n_panels, at->input, i, n, next, filled);
+    if (widens) k->widen_f16((const uint16_t *)filled, n_panels * n, (float *)block);
     for (int r = 0; r < n_rows; r++) rows[r] = x[r] + i;
     linear_of(k, w->dtype)(&a, n_rows, &b, n_panels, init, c, ldc);
   }
@@ -151,7 +173,7 @@ static int panels_at_once(const projection *w, int n_rows) {
 
 static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end, char *h) {
   const clb_experts_shape *s = job->shape;
-  const clb_expert *e = &job->experts[expert];
+  const clb_expert_pointers *e = &job->experts[expert];
   projection w = {s->dtype,       e->up,
                   e->up_bias,     &e->up_place,
                   e->up_bases,    s->intermediate_size,
@@ -188,7 +210,7 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
 static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end,
                          const char *h, const char *then) {
   const clb_experts_shape *s = job->shape;
-  const clb_expert *e = &job->experts[expert];
+  const clb_expert_pointers *e = &job->experts[expert];
   projection w = {s->dtype, e->down, e->down_bias, &e->down_place, e->down_bases, s->hidden_size, s->intermediate_size,
                   1,        then};
   size_t h_bytes = clb_activation_bytes(s);
@@ -279,7 +301,7 @@ void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_t
   clb_pool_run(begin_task, &s, s.n_parts, n_threads);
 }
 
-void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads) {
+void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads) {
   const clb_experts_shape *shape = job->shape;
   int n_up = (int)clb_up_panels(shape), n_down = (int)clb_down_panels(shape);
   int n_slots = job->offsets[end] - job->offsets[begin];

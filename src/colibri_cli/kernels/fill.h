@@ -1,4 +1,4 @@
-/* Panels of weights that lie otherwise: what runs PyTorch's arrays where they are. Moves bits and computes nothing.
+/* Panels of weights that lie otherwise: what runs PyTorch's arrays where they are. Moves and widens; rounds nothing.
  * Written once over the lanes of a simd_<isa>.h; included by ops.h. */
 
 static int place_in_row(int size, int j) { return size == sizeof(float) ? j : j % 8 * 2 + j / 8; }
@@ -111,8 +111,12 @@ static inline
 __attribute__((noinline, noclone)) void KERNEL(fill_panels)(clb_dtype dtype, const char *const *outputs, int n_panels,
                                                             ptrdiff_t input_stride, int first, int k,
                                                             const char *const *next, void *panels) {
-  if (dtype == CLB_BF16) fill(2, outputs, n_panels, input_stride, first, k, next, panels);
-  else fill(4, outputs, n_panels, input_stride, first, k, next, panels);
+  if (dtype == CLB_F32) fill(4, outputs, n_panels, input_stride, first, k, next, panels);
+  else fill(2, outputs, n_panels, input_stride, first, k, next, panels);
+}
+
+void KERNEL(widen_f16)(const uint16_t *halves, int n_rows, float *rows) {
+  for (; n_rows > 0; n_rows--, halves += CLB_PANEL, rows += CLB_PANEL) vf_widen_row(halves, rows);
 }
 
 void KERNEL(transpose_f32)(const float *w, ptrdiff_t row_stride, int n_columns, int k, float *panel) {

@@ -17,7 +17,7 @@ static int runs_always(void) { return 1; }
 /* The compiler's runtime also asks whether the operating system saves the wide registers. */
 static int runs_avx2(void) {
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 static int runs_avx512(void) {
   return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -37,6 +37,7 @@ OF_AVX2(linear_bf16);
 OF_AVX2(transpose_f32);
 OF_AVX2(pack_group);
 OF_AVX2(fill_panels);
+OF_AVX2(widen_f16);
 OF_AVX2(accumulate_f32);
 OF_AVX2(softmax_f32);
 OF_AVX2(score_f32);
@@ -53,6 +54,7 @@ const clb_kernels clb_kernels_avx512 = {
     clb_transpose_f32_avx2,
     clb_pack_group_avx2,
     clb_fill_panels_avx2,
+    clb_widen_f16_avx2,
     KERNEL(activate_f32),
     clb_accumulate_f32_avx2,
     clb_softmax_f32_avx2,

@@ -1,4 +1,4 @@
-/* The kernel contract: everything that _core may call, and nothing that knows Python.
+/* The kernel contract: everything that _core may call, and nothing that knows Python. api.c makes colibri.h of it.
  *
  * Sizes are counts of elements. Pointers are caller-owned; no kernel allocates, fails, or reads past the last
  * element of an input (a mapped file ends at a page). Outputs never overlap inputs. Alignment is never required.
@@ -12,27 +12,15 @@
 #ifndef CLB_KERNELS_H
 #define CLB_KERNELS_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "../include/colibri.h" /* the public names: what a router and an expert can be */
 
 enum {
-  CLB_PANEL = 16,           /* output columns in a panel */
+  CLB_PANEL = CLB_ROUTER_WIDTH_STEP, /* output columns in a panel */
   CLB_ROW_BLOCK = 96,       /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
   CLB_STREAM_AHEAD = 16384, /* bytes by which a pass over weights asks for them ahead */
   CLB_UNIT = 4,             /* panels that one row streams at once: enough chains to hide the FMA's latency */
-  CLB_MAX_EXPERTS = 1024,   /* bounds the stack of the gate */
   CLB_MAX_SEGMENTS = 64     /* inputs that one chain may be made of */
 };
-
-typedef enum { CLB_RELU, CLB_RELU2, CLB_SILU, CLB_GELU, CLB_GELU_TANH } clb_activation;
-typedef enum {
-  CLB_SOFTMAX_TOPK,
-  CLB_TOPK_SOFTMAX,
-  CLB_SIGMOID_TOPK,
-  CLB_SQRTSOFTPLUS_TOPK,
-  CLB_TOPK_SIGMOID
-} clb_gate_kind;
-typedef enum { CLB_EXACT, CLB_TAYLOR } clb_exp_kind;
 
 /* How weights are held:
  *   F32   panel row i: 16 floats
@@ -40,8 +28,8 @@ typedef enum { CLB_EXACT, CLB_TAYLOR } clb_exp_kind;
  *   I8    for each group of 32 inputs: 16 pairs of inputs x 16 columns x 2 int8, then 16 bfloat16 scales
  *   I4    for each group of 32 inputs: 8 quads of inputs x 8 columns x 4 bytes, low nibble columns 0..7, high nibble
  *         columns 8..15, then 16 scale codes, then 16 zero codes z; a weight is base x scale x (q - z / 16), and the
- *         scale's bits are its code's: 16 octaves in steps of 1/16, from 2^-15 */
-typedef enum { CLB_F32, CLB_BF16, CLB_I8, CLB_I4, CLB_N_DTYPES } clb_dtype;
+ *         scale's bits are its code's: 16 octaves in steps of 1/16, from 2^-15
+ *   F16   only in place (clb_place): its panels are widened to F32 as they are filled */
 enum { CLB_GROUP = 32 };    /* inputs that share a scale */
 #define CLB_SMALLEST 1e-35f /* I8 and I4 weights below this are held as 0: 1 / scale must stay finite */
 
@@ -117,6 +105,10 @@ typedef struct {
   void (*fill_panels)(clb_dtype dtype, const char *const *outputs, int n_panels, ptrdiff_t input_stride, int first,
                       int k, const char *const *next, void *panels);
 
+  /* rows[i][0..16) from the IEEE 754 half-precision columns 0 8 1 9 2 10 ... of halves[i], which may be the second half
+   * of the same memory. */
+  void (*widen_f16)(const uint16_t *halves, int n_rows, float *rows);
+
   /* h[r][16 p + j] from t: gated, t holds panels gate, up, gate, up, ... and n_panels is even; else t is the gate. */
   void (*activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
                        float *h, ptrdiff_t ldh);
@@ -186,7 +178,7 @@ typedef struct {
   float *weights;
 } clb_route_job;
 /* Returns the first token whose logits are not finite, or -1. */
-ptrdiff_t clb_route(const clb_kernels *k, const clb_route_job *job, int n_threads);
+ptrdiff_t clb_route_batch(const clb_kernels *k, const clb_route_job *job, int n_threads);
 /* Chooses again from job->logits, which the caller has changed. */
 ptrdiff_t clb_choose(const clb_kernels *k, const clb_route_job *job);
 
@@ -243,11 +235,13 @@ void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrd
 
 /* experts.c */
 
-/* Where one projection's weights and biases are. In place (F32, BF16): output j, input i at j * output + i * input
+/* Where one projection's weights and biases are. In place (F32, BF16, F16): output j, input i at j * output + i * input
  * bytes, the up projection of a gated expert up bytes behind the gate. Else in [panels] over the inputs; gated: gate,
- * up, gate, up, ... Bias j is at j * bias bytes, up's at up_bias further: a float, or where narrow a bfloat16. */
+ * up, gate, up, ... Bias j is at j * bias bytes, up's at up_bias further, of the type `biases`: CLB_F32, or in place
+ * CLB_BF16 or CLB_F16. */
 typedef struct {
-  int in_place, narrow;
+  int in_place;
+  clb_dtype biases;
   ptrdiff_t output, input, up, bias, up_bias;
 } clb_place;
 
@@ -258,7 +252,7 @@ typedef struct {
   const void *down_bias;
   const float *up_bases, *down_bases; /* I4: one a panel */
   clb_place up_place, down_place;
-} clb_expert;
+} clb_expert_pointers;
 
 typedef struct {
   int hidden_size, intermediate_size;
@@ -268,7 +262,7 @@ typedef struct {
 
 typedef struct {
   const clb_experts_shape *shape;
-  const clb_expert *experts; /* by id */
+  const clb_expert_pointers *experts; /* by id; those without slots are not looked at */
   int n_tokens, top_k;
   const int32_t *offsets, *order; /* from clb_dispatch */
   const float *slot_weights;      /* [n_tokens * top_k] */
@@ -279,14 +273,17 @@ typedef struct {
   void *inputs;      /* scratch: n_tokens * clb_input_bytes() */
   void *activations; /* scratch: n_tokens * top_k * clb_activation_bytes() */
 } clb_experts_job;
+/* Points into a payload, unless it is NULL: panels up, panels down, int4's bases likewise, and where biased both
+ * biases. Returns its bytes. */
+size_t clb_lay_out(const clb_experts_shape *shape, int biased, const char *payload, clb_expert_pointers *e);
 size_t clb_up_panels(const clb_experts_shape *shape);
 size_t clb_down_panels(const clb_experts_shape *shape);
 size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input where weights want it quantised, or 0 */
 size_t clb_activation_bytes(const clb_experts_shape *shape); /* one slot's intermediate state */
-/* Quantises x where the weights want that. Before the first clb_experts_run of a job. */
+/* Quantises x where the weights want that. Before the first clb_experts_add of a job. */
 void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads);
 /* Adds experts begin..end-1 to y. */
-void clb_experts_run(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads);
+void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads);
 
 /* model.c: the two ends of a token classifier. */
 typedef struct {

@@ -19,7 +19,7 @@
 #define PAUSE() __asm__ volatile("yield")
 #endif
 
-enum { MAX_THREADS = 256, SPIN_ROUNDS = 500, STACK_BYTES = 1 << 20 };
+enum { MAX_THREADS = CLB_MAX_THREADS, SPIN_ROUNDS = 500, STACK_BYTES = 1 << 20 };
 
 typedef struct {
   _Alignas(64) atomic_int next; /* the next task to take */

@@ -108,7 +108,7 @@ static inline __attribute__((always_inline)) void linear_quant(clb_dtype dtype, 
   _Alignas(64) char unpacked[UNPACKED_GROUPS * UNPACKED_BYTES(CLB_I8)];
   for (int p = 0; p < n_panels; p++, init += CLB_PANEL, c += CLB_PANEL) {
     const char *w = (const char *)b->data + p * b->panel_stride;
-    float base = dtype == CLB_I4 ? b->bases[p] : 0.0f;
+    float base = dtype == CLB_I4 ? float_at((const char *)(b->bases + p)) : 0.0f;
     for (int r = 0; r < n_rows; r++) memcpy(c + r * ldc, init, CLB_PANEL * sizeof(float));
     for (int g = 0; g < n_groups; g += step, w += (ptrdiff_t)step * GROUP_BYTES(dtype)) {
       int end = g + step < n_groups ? g + step : n_groups, row = 0;

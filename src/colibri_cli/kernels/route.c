@@ -54,7 +54,7 @@ static void route_task(void *arg, int index, int worker) {
   }
 }
 
-ptrdiff_t clb_route(const clb_kernels *k, const clb_route_job *job, int n_threads) {
+ptrdiff_t clb_route_batch(const clb_kernels *k, const clb_route_job *job, int n_threads) {
   if (job->n_tokens == 0) return -1;
   route_state s = {.k = k, .job = job, .bad = job->n_tokens};
   int64_t work = (int64_t)job->n_tokens * job->hidden_size * job->width;

@@ -48,6 +48,14 @@ static inline void vf_load_bf16(const void *p, vf row[2]) {
   row[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
   row[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
 }
+static inline void vf_widen_row(const uint16_t *halves, float *row) { /* even halves are the first eight columns */
+  const __m256i even_odd = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12,
+                                            13, 2, 3, 6, 7, 10, 11, 14, 15);
+  __m256i columns = _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)halves), even_odd);
+  columns = _mm256_permute4x64_epi64(columns, 0xd8);
+  _mm256_storeu_ps(row, _mm256_cvtph_ps(_mm256_castsi256_si128(columns)));
+  _mm256_storeu_ps(row + 8, _mm256_cvtph_ps(_mm256_extracti128_si256(columns, 1)));
+}
 static inline vf vf_of(vi n) { return _mm256_cvtepi32_ps(n); }
 
 /* Integer dots of up to 4 rows with one group of a panel (quant.h). vpmaddwd and vpmaddubsw multiply and add the 2 or 4

@@ -51,6 +51,14 @@ static inline void vf_load_bf16(const void *p, vf row[4]) {
   row[2] = vreinterpretq_f32_u32(vandq_u32(low_pairs, high));
   row[3] = vreinterpretq_f32_u32(vandq_u32(high_pairs, high));
 }
+static inline void vf_widen_row(const uint16_t *halves, float *row) { /* even halves are the first eight columns */
+  uint16x8x2_t columns = vld2q_u16(halves);
+  for (int half = 0; half < 2; half++) {
+    float16x8_t h = vreinterpretq_f16_u16(columns.val[half]);
+    vst1q_f32(row + 8 * half, vcvt_f32_f16(vget_low_f16(h)));
+    vst1q_f32(row + 8 * half + 4, vcvt_high_f32_f16(h));
+  }
+}
 static inline vf vf_of(vi n) { return vcvtq_f32_s32(n); }
 
 /* Integer dots (quant.h), left to the compiler's vectors. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "dots_plain.h"
+#include "half.h"
 
 #define CLB_ISA scalar
 #define UNROLL /* small, not fast */
@@ -17,7 +18,11 @@ typedef int32_t vi; /* LANES integers */
 typedef int vm;     /* LANES truth values */
 
 static inline vf vf_set1(float x) { return x; }
-static inline vf vf_load(const float *p) { return *p; }
+static inline vf vf_load(const float *p) {
+  float x;
+  memcpy(&x, p, sizeof x); /* at any address */
+  return x;
+}
 static inline void vf_store(float *p, vf x) { *p = x; }
 static inline vf vf_add(vf a, vf b) { return a + b; }
 static inline vf vf_sub(vf a, vf b) { return a - b; }
@@ -61,6 +66,11 @@ static inline void vf_load_bf16(const void *p, vf row[16]) {
     uint32_t bits = (uint32_t)half << 16;
     memcpy(&row[j], &bits, sizeof bits);
   }
+}
+static inline void vf_widen_row(const uint16_t *halves, float *row) {
+  uint16_t from[16];
+  memcpy(from, halves, sizeof from);
+  for (int j = 0; j < 16; j++) row[j] = widened(&from[j % 8 * 2 + j / 8]);
 }
 static inline vf vf_of(vi n) { return (float)n; }
 static inline void vf_load_i4(const char *codes, vf scale[16], vf zero[16]) { plain_i4(codes, scale, zero); }

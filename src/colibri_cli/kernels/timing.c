@@ -31,7 +31,7 @@ void clb_time_route(const clb_kernels *k, const clb_route_job *batch, int n_toke
   job.n_tokens = n_tokens;
   int at = 0;
   SAMPLE(s, {
-    clb_route(k, &job, 1);
+    clb_route_batch(k, &job, 1);
     at = at + 2 * n_tokens <= batch->n_tokens ? at + n_tokens : 0;
     job.x = batch->x + at * batch->x_stride;
     job.ids = batch->ids + at * batch->rule.top_k;
@@ -54,7 +54,7 @@ void clb_time_dispatch(const int32_t *ids, int n_tokens, int top_k, int n_expert
 }
 
 void clb_time_expert(const clb_kernels *k, const clb_experts_job *job, int expert, const clb_samples *s) {
-  SAMPLE(s, clb_experts_run(k, job, expert, expert + 1, 1))
+  SAMPLE(s, clb_experts_add(k, job, expert, expert + 1, 1))
 }
 
 /* The metering table: the kernels of another one, and how long a thread was in those that do a matrix's work. */

@@ -17,7 +17,7 @@ from colibri_cli.formats.inputs import STDIN, read_input
 from colibri_cli.validate import rules
 from colibri_cli.validate.json_parser import parse
 from colibri_cli.validate.json_tokens import printable
-from colibri_cli.validate.schema_check import check, load_schema
+from colibri_cli.validate.schema_check import check, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -197,7 +197,7 @@ def _name(path: str | os.PathLike[str]) -> str:
 
 def _findings(text: str | bytes, file: str, bundle: Path | None) -> tuple[object, list[Finding]]:
     document = parse(text)
-    broken_schema, sound = check(document, load_schema("config"))
+    broken_schema, sound = check(document, schema_of(document))
     broken_rules = list(rules.consistency(sound))
     faults = document.faults + broken_schema + broken_rules
     if bundle is not None:

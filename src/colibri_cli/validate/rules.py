@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colibri_cli import bundle
@@ -16,7 +17,10 @@ from colibri_cli.validate.json_tokens import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-LARGEST_BUNDLE = 1 << 40  # bytes of weights
+    from colibri_cli.bundle import SizedFile
+
+LARGEST_BUNDLE = 1 << 40  # bytes of weights; in a bundle of layers, of each layer
+LARGEST_LOST_EPSILON = 1e-11  # up to here a sum of top_k softmax weights is the same float32
 
 Sound = Mapping[str, Node]
 Broken = tuple[str, str] | None  # expected and found
@@ -28,7 +32,11 @@ class _Rule(NamedTuple):
 
 
 def consistency(sound: Sound) -> Iterator[Fault]:
-    """Yield the faults between those values of a config that obey the schema."""
+    """Yield the faults between those values of a config that obey the schema.
+
+    A rule of one task's keys finds none of them in a config of another.
+    """
+    yield from _ascending(sound)
     for check, keys in _RULES:
         values = _values(sound, keys)
         broken = None if values is None else check(*values)
@@ -43,22 +51,39 @@ def bundle_files(sound: Sound, directory: Path) -> Iterator[Fault]:
         broken = _file(directory, tokenizer[0], None)
         if broken is not None:
             yield _fault(sound, "tokenizer", broken, "files")
-    for tensor in bundle.TENSORS:
+    if "$.layers" not in sound:
+        yield from _files(sound, directory, bundle.TENSORS, bundle.expert, "")
+        return
+    for pointer, layer in _elements(sound, "layers"):
+        folder = bundle.layer_folder(layer.scalar)  # type: ignore[arg-type] # the schema wants integers
+        if (directory / folder).is_dir():
+            yield from _files(sound, directory, bundle.LAYER_FILES, bundle.packed_expert, f"{folder}/")
+        else:
+            yield Fault(layer.start, pointer, f"the folder {folder}", "none", "files")
+
+
+def _files(
+    sound: Sound, directory: Path, tensors: tuple[SizedFile, ...], expert: Callable[[str], SizedFile], folder: str
+) -> Iterator[Fault]:
+    for tensor in tensors:
         values = _values(sound, tensor.keys)
-        if values is not None and tensor.n_floats(*values):
-            broken = _file(directory, tensor.name, tensor.size(*values))
+        if values is not None and tensor.size(*values):
+            broken = _file(directory, folder + tensor.name, tensor.size(*values))
             if broken is not None:
                 yield _fault(sound, tensor.keys[0], broken, "files")
-    for broken in _experts(sound, directory):
+    for broken in _experts(sound, directory, expert, folder):
         yield _fault(sound, "artifact", broken, "files")
 
 
-def _experts(sound: Sound, directory: Path) -> Iterator[tuple[str, str]]:
+def _experts(
+    sound: Sound, directory: Path, expert: Callable[[str], SizedFile], folder: str
+) -> Iterator[tuple[str, str]]:
     values = _values(sound, ("artifact", "n_experts"))
     if values is None:
         return
     artifact, n_experts = values
-    file = bundle.expert(artifact)
+    file = expert(folder + artifact)
+    artifact = file.name
     sizes = _values(sound, file.keys)
     names = [bundle.expert_name(artifact, number) for number in range(n_experts)]
     if n_experts > 1 and not any((directory / name).exists() for name in names):
@@ -87,6 +112,19 @@ def _values(sound: Sound, keys: tuple[str, ...]) -> list[Any] | None:
     """Return the values at ``keys``, for an array its length; None unless all are sound."""
     nodes = [sound.get(f"$.{key}") for key in keys]
     return [len(n.items) if n.kind == "array" else n.scalar for n in nodes if n] if all(nodes) else None
+
+
+def _elements(sound: Sound, key: str) -> list[tuple[str, Node]]:
+    """Return the sound elements of an array that is sound, by pointer."""
+    n_items = len(sound[f"$.{key}"].items) if f"$.{key}" in sound else 0
+    pointers = [f"$.{key}[{i}]" for i in range(n_items)]
+    return [(pointer, sound[pointer]) for pointer in pointers if pointer in sound]
+
+
+def _ascending(sound: Sound) -> Iterator[Fault]:
+    for (_, before), (pointer, layer) in pairwise(_elements(sound, "layers")):
+        if not before.scalar < layer.scalar:  # type: ignore[operator] # the schema wants integers
+            yield Fault(layer.start, pointer, f"more than {before.source}", layer.source, "consistency")
 
 
 def _fault(sound: Sound, key: str, broken: tuple[str, str], rule: str) -> Fault:
@@ -121,6 +159,51 @@ def _inside(path: str) -> Broken:
     return None if path.isprintable() else ("printable characters", shown(path))
 
 
+def _groups(n_groups: int, n_experts: int) -> Broken:
+    return (f"a divisor of n_experts ({n_experts})", f"{n_groups}") if n_experts % n_groups else None
+
+
+def _groups_chosen(topk_groups: int, n_groups: int) -> Broken:
+    return (f"at most n_groups ({n_groups})", f"{topk_groups}") if topk_groups > n_groups else None
+
+
+def _held_by_groups(top_k: int, topk_groups: int, n_groups: int, n_experts: int) -> Broken:
+    n_held = topk_groups * (n_experts // n_groups)
+    if top_k > n_experts or n_experts % n_groups or topk_groups > n_groups or top_k <= n_held:
+        return None
+    return f"at most the {n_held} experts of {topk_groups} groups", f"{top_k}"
+
+
+def _groups_of_two(group_score: str, topk_groups: int, n_groups: int, n_experts: int) -> Broken:
+    if group_score != "top2" or topk_groups >= n_groups or n_experts // n_groups >= 2:
+        return None
+    return '"max" where a group is one expert', '"top2"'
+
+
+def _by_scores(n_groups: int, kind: str) -> Broken:
+    return (f'1 with kind "{kind}"', f"{n_groups}") if n_groups > 1 and kind.startswith("topk-") else None
+
+
+def _uncorrected(correction_bias: bool, kind: str) -> Broken:
+    return ('false with kind "topk-softmax"', "true") if correction_bias and kind == "topk-softmax" else None
+
+
+def _lost_epsilon(epsilon: float, kind: str) -> Broken:
+    if kind != "topk-softmax" or epsilon <= LARGEST_LOST_EPSILON:
+        return None
+    return f'at most {LARGEST_LOST_EPSILON:g} with kind "topk-softmax"', f"{epsilon:g}"
+
+
+def _layer_loadable(*sizes: int) -> Broken:
+    values = dict(zip(_LAYER_SIZES, sizes, strict=True))
+    experts = bundle.packed_expert("")
+    total = values["n_experts"] * experts.size(*(values[key] for key in experts.keys))
+    total += 4 * values["n_experts"] * values["hidden_size"]
+    if total <= LARGEST_BUNDLE:
+        return None
+    return f"sizes that make at most {LARGEST_BUNDLE:,} bytes of weights a layer", f"{total:,} bytes"
+
+
 def _loadable(*sizes: int) -> Broken:
     values = dict(zip(_SIZES, sizes, strict=True))
     experts = bundle.expert("")
@@ -132,6 +215,7 @@ def _loadable(*sizes: int) -> Broken:
 
 
 _SIZES = ("hidden_size", "vocab_size", "intermediate_size", "gated", "n_experts", "n_classes", "context")
+_LAYER_SIZES = ("hidden_size", "intermediate_size", "gated", "dtype", "biased", "n_experts")
 _RULES = (
     _Rule(_fits, ("top_k", "n_experts")),
     _Rule(_enough_candidates, ("balance.candidates", "top_k", "n_experts")),
@@ -140,4 +224,12 @@ _RULES = (
     _Rule(_inside, ("artifact",)),
     _Rule(_inside, ("tokenizer",)),
     _Rule(_loadable, _SIZES),
+    _Rule(_groups, ("router.n_groups", "n_experts")),
+    _Rule(_groups_chosen, ("router.topk_groups", "router.n_groups")),
+    _Rule(_held_by_groups, ("top_k", "router.topk_groups", "router.n_groups", "n_experts")),
+    _Rule(_groups_of_two, ("router.group_score", "router.topk_groups", "router.n_groups", "n_experts")),
+    _Rule(_by_scores, ("router.n_groups", "router.kind")),
+    _Rule(_uncorrected, ("router.correction_bias", "router.kind")),
+    _Rule(_lost_epsilon, ("router.epsilon", "router.kind")),
+    _Rule(_layer_loadable, _LAYER_SIZES),
 )

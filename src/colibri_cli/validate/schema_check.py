@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from colibri_cli.validate.json_parser import Document
 
 Schema = Mapping[str, Any]
+TASKS = {"token-classification": "config", "moe-layers": "layers"}  # and the schemas of their configs
 SCHEMAS = Path(__file__).parents[1] / "schema"
 
 _BOUNDS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
@@ -36,6 +37,22 @@ def load_schema(name: str) -> Schema:
     """Return the schema ``<name>.schema.json``."""
     schema: Schema = json.loads((SCHEMAS / f"{name}.schema.json").read_bytes())
     return schema
+
+
+def schema_of(document: Document) -> Schema:
+    """Return the schema of a config's task; of an unknown one, that most of whose keys the config has.
+
+    Such a config is told all tasks, and whatever else is wrong with it.
+    """
+    keys = document.root.keys
+    tasks = {m.value.scalar for m in document.root.members if m.key == "task" and m.value.kind == "string"}
+    schemas = {task: load_schema(name) for task, name in TASKS.items() if not tasks & TASKS.keys() or task in tasks}
+    schema = max(schemas.values(), key=lambda schema: len(keys & schema["properties"].keys()))
+    if len(schemas) == 1:
+        return schema
+    task = schema["properties"]["task"]
+    known = {key: value for key, value in task.items() if key != "const"} | {"enum": list(TASKS)}
+    return {**schema, "properties": {**schema["properties"], "task": known}}
 
 
 def check(document: Document, schema: Schema) -> tuple[list[Fault], dict[str, Node]]:
@@ -74,7 +91,7 @@ class _Places:
     def value(self, node: Node, schema: Schema, tree: ErrorTree, pointer: str) -> None:
         if node.kind == "damaged":
             return
-        if node.kind == schema["type"]:
+        if node.kind in _types(schema):
             tree.errors.pop("type", None)  # an integer too long for Python is an infinite float; its bounds refuse it
         if node.whole:
             keyword = next((keyword for keyword in _KEYWORDS if keyword in tree.errors), None)
@@ -144,11 +161,17 @@ def _suggestion(key: str, known: Iterable[str]) -> str:
     return f' (similar: "{similar[0]}")' if similar else ""
 
 
+def _types(schema: Schema) -> list[str]:
+    types = schema["type"]
+    return [types] if isinstance(types, str) else types
+
+
 def _words(keyword: str, node: Node, schema: Schema) -> tuple[str, str]:
     """Return what a keyword expects and what was found."""
     found = node.source or node.kind
     if keyword == "type":
-        return schema["type"], found if (schema["type"], node.kind) == ("integer", "number") else node.kind
+        types = _types(schema)
+        return " or ".join(types), found if (types, node.kind) == (["integer"], "number") else node.kind
     if keyword == "pattern":
         return f"a string that matches {schema['pattern']}", found
     if keyword in ("const", "enum"):

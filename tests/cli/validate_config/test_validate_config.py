@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from command import colibri
 
-from colibri_cli.config import load_config
+from colibri_cli.config import load_config, read_sound
 from colibri_cli.errors import InvalidInput
 from colibri_cli.validate import validate_file
 from colibri_cli.validate.schema_check import load_schema
@@ -24,7 +24,7 @@ SCRIPT = HERE.parents[2] / "scripts" / "validate_config.py"
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.stem)
 def test_good_config_has_no_findings(case):
     assert validate_file(case) == []
-    assert load_config(case).schema_version == 1
+    assert read_sound(case)["schema_version"] == 1
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.stem)

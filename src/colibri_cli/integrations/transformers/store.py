@@ -24,7 +24,7 @@ import torch
 from colibri_cli import _core, forks
 from colibri_cli.checks import check_integer
 from colibri_cli.expert_arrays import ExpertArrays
-from colibri_cli.experts import LARGEST_SIZE
+from colibri_cli.formats.packed import LARGEST_SIZE
 from colibri_cli.integrations.transformers.float8 import decode
 from colibri_cli.integrations.transformers.rules import Rule, refused
 from colibri_cli.weights import Weights

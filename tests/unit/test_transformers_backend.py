@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", "5.24")
 
+from colibri_cli import Experts  # noqa: E402
 from colibri_cli.errors import InvalidInput  # noqa: E402
 from colibri_cli.integrations.transformers import forget, register  # noqa: E402
 from colibri_cli.integrations.transformers.operator import STORE  # noqa: E402
@@ -358,12 +359,58 @@ def test_packed_weights_come_as_near_as_their_type(pack):
     assert error < {"float32": 1e-6, "bfloat16": 5e-3, "int8": 2e-2, "int4": 0.2}[pack]
 
 
-def test_float16_weights_are_packed_or_refused():
-    model, layer, inputs = layer_of(dtype=torch.float16)
-    with pytest.raises(InvalidInput, match=r'(?s)float16; register\(pack="float32"\).*OlmoeExperts.gate_up_proj'):
-        run(model, layer, inputs)
-    exact = exactly(layer, inputs)
-    close(run(model, layer, inputs, "colibri-float32"), exact.half(), 1e-3)
+@pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["colibri", "colibri-float32"])
+def test_float16_weights_run_in_place_and_packed(family, name):
+    model, layer, inputs = layer_of(family, torch.float16)
+    close(run(model, layer, inputs, name), exactly(layer, inputs).half(), 1e-3)
+
+
+def scaled_layer(inter=128, **options):
+    """Give transformers' own FP8 experts, with random numbers and scales, and those numbers as it decodes them."""
+    transformers, fp8 = (
+        importlib.import_module(f"transformers{name}") for name in ("", ".integrations.finegrained_fp8")
+    )
+    config = transformers.Qwen3MoeConfig(hidden_size=256, moe_intermediate_size=inter, num_experts=4)
+    config._experts_implementation = "colibri"
+    decorate = importlib.import_module("transformers.integrations.moe").use_experts_implementation
+    made = decorate(type("FP8Experts", (fp8.FP8Experts,), {}), experts_interface=fp8.ALL_FP8_EXPERTS_FUNCTIONS)
+    layer = made(config=config, **({"block_size": (128, 128)} | options))
+    torch.manual_seed(0)
+    decoded = []
+    for name in ("gate_up_proj", "down_proj"):
+        weight, scale = getattr(layer, name), getattr(layer, f"{name}_scale_inv")
+        weight.copy_((torch.randn(weight.shape) * 50).to(weight.dtype))
+        scale.copy_((torch.rand(scale.shape) * 2e-3 + 1e-3).to(scale.dtype))
+        decoded.append(fp8.Fp8Dequantize(None)._dequantize_one(weight, scale, torch.float32))
+    return layer, decoded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"inter": 24}, {"scale_fmt": "ue8m0"}, {"block_size": None}, {"expert_dtype": "fp4", "scale_fmt": "ue8m0"}],
+    ids=str,
+)
+def test_block_scaled_experts_are_decoded_as_transformers_decodes_them(options, dtype):
+    layer, (up, down) = scaled_layer(**options)
+    hidden = torch.randn((5, 256), generator=torch.Generator().manual_seed(1)).to(dtype)
+    ids, weights = torch.tensor([[0, 1], [3, 2], [1, 1], [2, 0], [3, 0]]), torch.full((5, 2), 0.5)
+    experts = Experts.from_arrays(up.to(dtype), down.to(dtype), dtype=str(dtype).removeprefix("torch."))
+    expected = torch.from_numpy(experts.run(hidden.float(), ids, weights)).to(dtype)
+    assert torch.equal(layer(hidden, ids, weights), expected)
+    layer.down_proj_scale_inv.copy_((layer.down_proj_scale_inv.float() * 2).to(layer.down_proj_scale_inv.dtype))
+    assert torch.equal(layer(hidden, ids, weights), expected * 2)
+
+
+@pytest.mark.parametrize("inter", [192, 160])
+def test_a_block_across_gate_and_up_is_refused(inter):
+    layer = scaled_layer(256)[0]
+    layer.gate_up_proj = torch.nn.Parameter(layer.gate_up_proj[:, : 2 * inter].clone())
+    layer.gate_up_proj_scale_inv = torch.nn.Parameter(layer.gate_up_proj_scale_inv[:, :3].clone())
+    layer.down_proj = torch.nn.Parameter(layer.down_proj[..., :inter].clone())
+    with pytest.raises(InvalidInput, match=r"(?s)a scale for each block, \(4, 2\).*FP8Experts.gate_up_proj_scale_inv"):
+        layer(torch.zeros((1, 256)), torch.zeros((1, 1), dtype=torch.int64), torch.ones((1, 1)))
 
 
 class Squashed(torch.nn.Module):

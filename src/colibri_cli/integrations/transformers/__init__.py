@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from colibri_cli import _core
 from colibri_cli.checks import check_choice
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.topology import check_threads
@@ -32,6 +31,8 @@ from colibri_cli.integrations.transformers.operator import STORE, forward
 
 __all__ = ["forget", "register"]
 
+_PACKS = ("float32", "bfloat16", "int8", "int4")
+
 
 def register(pack: str | None = None, threads: int | None = None, name: str = "colibri") -> None:
     """Make Colibri an experts implementation of transformers, for FP8 experts too.
@@ -43,7 +44,8 @@ def register(pack: str | None = None, threads: int | None = None, name: str = "c
     ----------
     pack : {"float32", "bfloat16", "int8", "int4"}, optional
         Copy each layer's weights, once, into the kernels' own layout: faster, most of all where few tokens share an
-        expert, for the memory of the copy. Default: run the module's float32 or bfloat16 tensors where they are.
+        expert, for the memory of the copy. Default: run the module's float32, bfloat16 or float16 tensors where they
+        are.
     threads : int, optional
         Default: as many as PyTorch uses at the time of a call, up to what the CPU affinity and the cgroup's quota
         allow. The answer does not depend on it.
@@ -56,7 +58,7 @@ def register(pack: str | None = None, threads: int | None = None, name: str = "c
         An option is not as above, or the name is another implementation's.
     """
     if pack is not None:
-        check_choice("pack", pack, _core.DTYPES)
+        check_choice("pack", pack, _PACKS)
     if threads is not None:
         check_threads(threads)
     if not isinstance(name, str) or name in ("", "eager"):

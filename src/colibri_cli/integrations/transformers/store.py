@@ -200,15 +200,8 @@ def _held_as(tensors: Tensors, rule: Rule, pack: str, dtype: torch.dtype) -> str
             raise refused(rule.owner, f"{expected}, all of one type", str(tensor.dtype), f".{name}")
     if pack:
         return pack
-    if scaled:  # float16 is not held as it is, and float32 holds all of it
+    if scaled:  # float16 has no panels, and float32 holds all of it
         return "bfloat16" if dtype == torch.bfloat16 else "float32"
-    if tensors.up.dtype == torch.float16:
-        raise refused(
-            rule.owner,
-            "float32 or bfloat16 weights, to run in place",
-            'float16; register(pack="float32") copies them exactly, for twice their memory; "bfloat16" rounds them',
-            f".{names[0]}",
-        )
     return _NAMES[tensors.up.dtype]
 
 

@@ -3,6 +3,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Buffer
 
 _Floats: TypeAlias = npt.NDArray[np.float32]
 _Ints: TypeAlias = npt.NDArray[np.int32]
@@ -85,14 +86,13 @@ class Gate:
     ) -> tuple[_Ints, _Floats, npt.NDArray[np.int64]]: ...
 
 @final
-class Expert:
+class Expert(Buffer):
     @property
     def watch(self) -> Watch | None: ...
     @property
     def n_bytes(self) -> int: ...
     @property
     def in_place(self) -> bool: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class ExpertSet:

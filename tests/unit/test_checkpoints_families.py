@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from published import layer_of
 
+from colibri_cli import MoELayer
 from colibri_cli.checkpoints.checkpoint import open_model
 from colibri_cli.checkpoints.config import plan_of
 from colibri_cli.checkpoints.families import FAMILIES
 from colibri_cli.checkpoints.fp8 import decode as decode_fp8
 from colibri_cli.checkpoints.mxfp4 import decode as decode_mxfp4
 from colibri_cli.checkpoints.settings import Settings
+from colibri_cli.pack import pack
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -154,6 +156,8 @@ def theirs(layer, modules, hidden):
 def check_layers(directory, model, modules):
     hidden = np.random.default_rng(2).standard_normal((T, H)).astype(np.float32)
     layers = decoder_layers(model)
+    bundle = directory.with_name("bundle")
+    pack(directory, bundle, dtype="float32", verify=True)
     with open_model(directory) as checkpoint:
         assert checkpoint.plan.layers
         for number in checkpoint.plan.layers:
@@ -162,7 +166,9 @@ def check_layers(directory, model, modules):
             ids = np.sort(ours.router.route(hidden).expert_ids, axis=1)
             np.testing.assert_array_equal(ids, chosen)
             assert len(np.unique(ids)) == E
-            np.testing.assert_allclose(ours(hidden), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+            found = ours(hidden)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+            np.testing.assert_array_equal(MoELayer.open(bundle, number)(hidden), found)
         return checkpoint.plan
 
 
@@ -175,8 +181,8 @@ def test_layers_are_those_of_transformers(model_type, options, modules, tmp_path
     config = config_of(model_type, options)
     config._experts_implementation = "eager"
     model = model_of(config)
-    model.save_pretrained(tmp_path)
-    plan = check_layers(tmp_path, model, modules)
+    model.save_pretrained(tmp_path / "checkpoint")
+    plan = check_layers(tmp_path / "checkpoint", model, modules)
     assert (plan.family, plan.n_experts, plan.top_k) == (model_type.removesuffix("_text"), E, K)
 
 
@@ -187,8 +193,8 @@ def test_the_text_model_of_several(model_type, tmp_path):
     config = kind(text_config=text.to_dict(), vision_config=VISION[model_type])
     config._experts_implementation = config.text_config._experts_implementation = "eager"
     model = model_of(config)
-    model.save_pretrained(tmp_path)
-    assert check_layers(tmp_path, model.language_model, ["mlp"]).family == model_type
+    model.save_pretrained(tmp_path / "checkpoint")
+    assert check_layers(tmp_path / "checkpoint", model.language_model, ["mlp"]).family == model_type
 
 
 @pytest.mark.parametrize("model_type", ["olmoe", "gpt_oss"])
@@ -196,9 +202,9 @@ def test_sharded_checkpoints(model_type, tmp_path):
     config = config_of(model_type, {})
     config._experts_implementation = "eager"
     model = model_of(config)
-    model.save_pretrained(tmp_path, max_shard_size="40KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    check_layers(tmp_path, model, ["mlp"])
+    model.save_pretrained(tmp_path / "checkpoint", max_shard_size="40KB")
+    assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) > 3
+    check_layers(tmp_path / "checkpoint", model, ["mlp"])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

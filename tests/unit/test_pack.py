@@ -139,6 +139,23 @@ def test_other_folders_are_left_alone(checkpoint, bundle):
         pack(checkpoint, checkpoint)
 
 
+def test_a_checkpoint_is_no_bundle(checkpoint):
+    before = _files(checkpoint)
+    with pytest.raises(UsageError, match=r"an empty folder, got one that holds"):
+        pack(checkpoint, checkpoint, verify=True)
+    assert _files(checkpoint) == before
+
+
+def test_what_an_end_before_the_journal_left_is_no_obstacle(checkpoint, bundle):
+    bundle.mkdir()
+    (bundle / ".colibri-left").write_bytes(b"{")
+    (checkpoint / "tokenizer.json").symlink_to("/nowhere/at/all")
+    assert pack(checkpoint, bundle, verify=True).written == LAYERS
+    (bundle / "pack-journal.json").write_text("{}")  # an end before the journal was dropped
+    pack(checkpoint, bundle, verify=True)
+    assert not (bundle / "pack-journal.json").exists()
+
+
 def test_two_packs_do_not_share_a_folder(checkpoint, bundle):
     bundle.mkdir()
     handle = os.open(bundle, os.O_RDONLY)

@@ -13,6 +13,9 @@ from colibri_cli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+TEMPORARY = ".colibri-"
+"""What the names of files that are not whole yet begin with."""
+
 # What the system says as a sentence, said as a thing that one can get.
 _REASONS = {
     errno.EIO: "an input or output error",
@@ -70,7 +73,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview | It
                 stream.writelines(parts)
             return
         target = Path(os.path.realpath(target))  # a symbolic link keeps pointing at the file that is replaced
-        handle, name = tempfile.mkstemp(prefix=".colibri-", dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
         temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as stream:

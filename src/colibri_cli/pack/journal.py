@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from colibri_cli.bundle import layer_folder
 from colibri_cli.errors import InvalidInput, UsageError
-from colibri_cli.formats.files import read_bytes, reason, write_atomically
+from colibri_cli.formats.files import TEMPORARY, read_bytes, reason, write_atomically
 from colibri_cli.formats.json_objects import read_object
 
 if TYPE_CHECKING:
@@ -69,7 +69,13 @@ class Folder:
                 raise UsageError(
                     expected="a folder of its own", got="one that another process packs into", at=os.fspath(path)
                 ) from error
-            complete = (folder / CONFIG).is_file()
+            except OSError as error:
+                raise UsageError(
+                    expected="a folder that can be locked", got=reason(error), at=os.fspath(path)
+                ) from error
+            complete = (folder / CONFIG).is_file() and (folder / "layers").is_dir()
+            if complete:  # an end that came before the journal was dropped
+                (folder / JOURNAL).unlink(missing_ok=True)
             claimed = cls(folder, source, [] if complete else _finished(folder, source), complete=complete)
             try:
                 yield claimed
@@ -155,7 +161,7 @@ class Folder:
 
 def fingerprint(checkpoint: str | os.PathLike[str], dtype: str) -> dict[str, Any]:
     """Tell one pack from another: the checkpoint's files, their sizes and times, and what they become."""
-    files = sorted(path for path in Path(checkpoint).iterdir() if path.suffix in (".json", ".safetensors"))
+    files = sorted(p for p in Path(checkpoint).iterdir() if p.suffix in (".json", ".safetensors") and p.is_file())
     stats = [(path.name, path.stat()) for path in files]
     return {"dtype": dtype, "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
 
@@ -164,7 +170,8 @@ def _finished(folder: Path, source: dict[str, Any]) -> list[int]:
     """Return the layers that the journal lists as finished; none where the folder is empty."""
     path = folder / JOURNAL
     if not path.exists():
-        other = next((entry.name for entry in folder.iterdir()), None)
+        left = (entry.name for entry in folder.iterdir() if not entry.name.startswith(TEMPORARY))
+        other = next(left, None)
         if other is not None:
             raise UsageError(expected="an empty folder", got=f"one that holds {other!r}", at=str(folder))
         return []

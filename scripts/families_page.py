@@ -24,13 +24,14 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
+from colibri_cli.checkpoints.families import FAMILIES
 from colibri_cli.errors import ColibriError
 from colibri_cli.formats.files import write_atomically
 from colibri_cli.integrations.transformers import register
 from colibri_cli.integrations.transformers.rules import Rule, rule_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, TEMPLATE = ROOT / "docs/transformers.md", ROOT / "docs/transformers.in.md"
+PAGE, TEMPLATE = ROOT / "docs/transformers.md", ROOT / "docs/transformers/page.md"
 MODELS = Path(transformers.__file__).parent / "models"
 AGREES = 2e-5  # the largest difference from transformers' own loop, relative to the largest output
 
@@ -117,12 +118,12 @@ class Row:
     verdict: str
 
 
-# A column for what reads a family's checkpoints goes here.
 COLUMNS = {
     "family": lambda row: row.family,
     "experts": lambda row: f"`{row.experts}`",
     "formula": lambda row: row.formula,
     "with Colibri": lambda row: row.verdict,
+    "`colibri pack`": lambda row: "yes" if {row.family, f"{row.family}_text"} & FAMILIES.keys() else "",
 }
 
 
@@ -249,7 +250,7 @@ def page() -> str:
     """Write the page."""
     rows = [row_of(family) for family in families()]
     rows += [Row(f, name, "its own", "refused by transformers: no experts interface") for f, name in APART.items()]
-    text = TEMPLATE.read_text("utf-8").partition("\n-->\n")[2]
+    text = TEMPLATE.read_text("utf-8")
     runs = sum(row.verdict == "runs" for row in rows)
     words = {"{version}": transformers.__version__, "{runs}": str(runs), "{families}": str(len(rows))}
     words["{table}"] = table(sorted(rows, key=lambda row: row.family))

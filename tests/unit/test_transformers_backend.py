@@ -467,7 +467,7 @@ def test_a_subclass_is_known_by_what_it_does(monkeypatch):
 def test_a_norm_after_the_experts_is_refused():
     model, layer, inputs = layer_of()
     layer.has_post_expert_norm = True
-    with pytest.raises(InvalidInput, match=r"(?s)has_post_expert_norm - at OlmoeExperts.*eager"):
+    with pytest.raises(InvalidInput, match=r"(?s)has_post_expert_norm.*at OlmoeExperts.*eager"):
         run(model, layer, inputs)
 
 
@@ -483,6 +483,29 @@ def test_a_norm_after_the_experts_is_refused():
 def test_register_checks_its_options(options, at):
     with pytest.raises(InvalidInput, match=f"at {at}"):
         register(**options)
+
+
+def test_the_page_is_the_generators():
+    version = importlib.import_module("transformers").__version__
+    if f"transformers {version};" not in PAGE.PAGE.read_text("utf-8"):
+        pytest.skip(f"the page is of another transformers than {version}")
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "families_page.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_families_apart_have_the_class_that_the_page_names():
+    for family, name in PAGE.APART.items():
+        assert hasattr(importlib.import_module(f"transformers.models.{family}.modeling_{family}"), name)
+
+
+def test_the_example_says_the_same_with_both(tmp_path):
+    example = ROOT / "examples" / "transformers_backend.py"
+    output = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    lines = dict(line.split(maxsplit=1) for line in output.splitlines())
+    assert lines.keys() == {"eager", "colibri", "colibri-int8"}
+    assert lines["eager"] == lines["colibri"]
 
 
 def test_an_import_registers_nothing():

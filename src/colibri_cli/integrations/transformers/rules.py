@@ -98,7 +98,7 @@ def refused(module: object, expected: str, got: str, at: str = "") -> InvalidInp
 
 def _find(module: torch.nn.Module) -> Rule:
     if getattr(module, "has_post_expert_norm", False):
-        raise refused(module, "experts without a norm of their output", "has_post_expert_norm")
+        raise refused(module, "experts whose output is their last projection", "a norm after it (has_post_expert_norm)")
     gated = bool(getattr(module, "has_gate", True))
     scaled = isinstance(getattr(module, "down_proj_scale_inv", None), torch.Tensor)
     found = _formula(module, gated)
@@ -194,5 +194,5 @@ def _first(
                 return formula
     act = getattr(module, "act_fn", None)
     expected = "SiLU, GELU, ReLU or squared ReLU" + ("" if up is None else " of the gate, times the up projection")
-    got = [] if up is None else ["an _apply_gate that is none of them"]
-    raise refused(module, expected, " of ".join(got + ([] if act is None else [type(act).__name__])))
+    got = "an activation" if up is None else "an _apply_gate"
+    raise refused(module, expected, f"{got} that is none of them" + (f": {type(act).__name__}" if act else ""))

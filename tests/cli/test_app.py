@@ -13,7 +13,7 @@ from command import PROGRAM, colibri
 
 import colibri_cli
 
-COMMANDS = ["tokenize", "infer", "gen-router", "validate-config", "bench"]
+COMMANDS = ["tokenize", "infer", "gen-router", "validate-config", "pack", "bench"]
 BARE = """
 import typer
 app = typer.Typer()

@@ -44,7 +44,9 @@ def pack(
     ] = None,
     report_format: Annotated[PackFormat, typer.Option("--format", help="The report's.")] = PackFormat.TEXT,
 ) -> None:
-    """Turn a published checkpoint into a bundle of its MoE layers, in the kernels' own layout.
+    """Turn a published checkpoint into a bundle of MoE layers.
+
+    Weights are laid out as the kernels read them.
 
     Every tensor that is wanted is checked by name, type and shape before anything is written. Run it again after an
     interruption, and it goes on behind the last finished layer; on a finished bundle --verify only compares.

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "report": {"formats"},
     "bench": {"_core", "balance", "bench", "experts", "formats", "layer", "model", "report", "router", "topology"},
     "integrations": {
-        *("_core", "checks", "expert_arrays", "experts", "forks", "integrations", "topology", "weights"),
+        *("_core", "checks", "expert_arrays", "formats", "forks", "integrations", "topology", "weights"),
     },
     "words": {"model", "tokenizer"},
     "model": {"_core", "arrays", "balance", "config", "experts", "formats", "layer", "router", "tokenizer", "topology"},

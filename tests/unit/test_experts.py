@@ -350,7 +350,7 @@ def test_an_out_that_overlaps_an_input(held):
         ({"gate_up_bias": FFNS.up_bias.astype(float)}, "gate_up_bias"),
         ({"down_bias": FFNS.down_bias[0]}, "down_bias"),
         ({"activation": "swish"}, "activation"),
-        ({"dtype": "float16"}, "dtype"),
+        ({"dtype": "float8"}, "dtype"),
         ({"layout": "blocked"}, "layout"),
         ({"limit": 0.0}, "limit"),
         ({"limit": -1.0}, "limit"),

@@ -359,6 +359,19 @@ def test_packed_weights_come_as_near_as_their_type(pack):
     assert error < {"float32": 1e-6, "bfloat16": 5e-3, "int8": 2e-2, "int4": 0.2}[pack]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["colibri", "colibri-float32"])
+def test_an_update_is_seen_through_a_parameter_that_wraps_the_same_memory_anew(name, mode):
+    model, layer, inputs = layer_of()
+    layer.down_proj = torch.nn.Parameter(layer.down_proj.data, requires_grad=False)
+    with mode():
+        before = run(model, layer, inputs, name)
+    layer.down_proj.mul_(2)
+    layer.down_proj = torch.nn.Parameter(layer.down_proj.data, requires_grad=False)
+    with mode():
+        assert torch.equal(run(model, layer, inputs, name), before * 2)
+
+
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
 @pytest.mark.parametrize("name", ["colibri", "colibri-float32"])
 def test_float16_weights_run_in_place_and_packed(family, name):

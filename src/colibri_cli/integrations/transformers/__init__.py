@@ -75,8 +75,7 @@ def register(pack: str | None = None, threads: int | None = None, name: str = "c
 def forget() -> None:
     """Drop what was packed; the next call of each layer packs it again.
 
-    Needed only for packed weights that were changed behind PyTorch's back: through ``.data``, a new ``Parameter`` made
-    of it, or another library's view of their memory. Its version counter, which tells Colibri of every other change,
-    does not see that.
+    Needed only for packed weights that were changed behind PyTorch's back: through ``.data`` or another library's view
+    of their memory. Its version counter, which tells Colibri of every other change, does not see that.
     """
     STORE.clear()

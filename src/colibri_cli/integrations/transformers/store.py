@@ -2,8 +2,9 @@
 
 A compiled graph is handed tensors, and one graph may serve many layers: so experts are found by their tensors, not by
 the module. What is remembered of a tensor is its storage, its place there, its type, and for packed weights PyTorch's
-count of its changes. A copy, a conversion, a replacement and an update in place each change one of these, so none of
-them is answered from what was before.
+count of its changes, with a witness: an empty tensor that shares that count. A copy, a conversion, a replacement and an
+update in place each change one of these, so none of them is answered from what was before; nor is a tensor whose memory
+another wraps anew, with a count from 0, for the witness still counts for the first.
 
 Nothing here keeps a tensor alive. Experts in place hold bare addresses: a call holds the tensors, and is given experts
 only of storages that it holds. Experts are dropped when one of their storages is freed.
@@ -86,6 +87,11 @@ class Held:
     shape: Shape
     kernels: dict[int, Kernel]  # by threads
     watches: list[weakref.ref[torch.UntypedStorage]]
+    witnesses: list[tuple[torch.Tensor, int]]  # of the tensors' counts of changes, and those counts; in place, none
+
+    def holds(self, stamps: list[tuple[Any, ...]]) -> bool:
+        """Say whether the experts are still what the tensors of these stamps hold."""
+        return self.stamps == stamps and all(witness._version == count for witness, count in self.witnesses)
 
 
 class Store:
@@ -133,7 +139,7 @@ class Store:
         key = (tensors.up.data_ptr(), tensors.down.data_ptr(), rule, pack, dtype if scaled and not pack else None)
         stamps = _stamps(tensors, rule, copied=scaled or pack != "")
         held = self._held.get(key)
-        if held is None or held.stamps != stamps:
+        if held is None or not held.holds(stamps):
             held = self._make(key, tensors, stamps, dtype)
         kernel = held.kernels.get(threads)
         if kernel is None:
@@ -143,17 +149,19 @@ class Store:
     def _make(self, key: tuple[Any, ...], tensors: Tensors, stamps: list[tuple[Any, ...]], dtype: torch.dtype) -> Held:
         with self._making:
             held = self._held.pop(key, None)
-            if held is None or held.stamps != stamps:  # another thread has not made them meanwhile
+            if held is None or not held.holds(stamps):  # another thread has not made them meanwhile
                 held = None  # its memory goes before there is more
                 rule = Rule.parse(key[2])
                 held_as = _held_as(tensors, rule, key[3], dtype)
                 shape = _shape(tensors, rule, held_as)
                 kernel = self._kernel(shape, 1)
                 copied = key[3] != "" or tensors.up_scale is not None
+                present = [tensor for tensor in tensors if tensor is not None]
+                witnesses = [(_witness(tensor), tensor._version) for tensor in present] if copied else []
                 entries = _entries(kernel.core, tensors, rule, held_as, copied=copied)
                 drop = partial(_drop, self._held, key, stamps)
-                watches = [weakref.ref(tensor.untyped_storage(), drop) for tensor in tensors if tensor is not None]
-                held = Held(stamps, _core.ExpertSet(entries), shape, {1: kernel}, watches)
+                watches = [weakref.ref(tensor.untyped_storage(), drop) for tensor in present]
+                held = Held(stamps, _core.ExpertSet(entries), shape, {1: kernel}, watches, witnesses)
             self._held[key] = held
             return held
 
@@ -169,6 +177,13 @@ def _drop(held: dict[tuple[Any, ...], Held], key: tuple[Any, ...], stamps: objec
     entry = held.get(key)
     if entry is not None and entry.stamps is stamps:
         held.pop(key, None)
+
+
+def _witness(tensor: torch.Tensor) -> torch.Tensor:
+    """Make an empty tensor that shares another's count of changes: setting ``data`` leaves the count as it is."""
+    witness = tensor.detach()
+    witness.data = torch.empty(0, dtype=tensor.dtype)
+    return witness
 
 
 def _stamps(tensors: Tensors, rule: str, *, copied: bool) -> list[tuple[Any, ...]]:

@@ -190,6 +190,37 @@ static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, in
   }
 }
 
+/* Pairs of inputs give what one after the other gives, and stop before a panel whose weights are too small for it. */
+static void check_pairs(const clb_kernels *k, int n_rows, int n_inputs) {
+  enum { PANELS = 5, OUTPUTS = PANELS * CLB_PANEL };
+  float x[ROWS][MOST_INPUTS], init[OUTPUTS], chains[ROWS][OUTPUTS], sums[ROWS][OUTPUTS];
+  uint16_t w[OUTPUTS * MOST_INPUTS];
+  char pairs[ROWS][MOST_INPUTS * sizeof(uint16_t) + sizeof(uint32_t)];
+  const float *rows[ROWS], *paired[ROWS];
+  int alike = 1, panel_bytes = n_inputs * CLB_PANEL * (int)sizeof *w;
+  for (int i = 0; i < n_inputs * OUTPUTS; i++) w[i] = (uint16_t)(0x3c00 + (int)(number() * 255.0f));
+  for (int j = 0; j < OUTPUTS; j++) init[j] = number();
+  for (int r = 0; r < n_rows; r++) {
+    for (int i = 0; i < n_inputs; i++) x[r][i] = rintf(number() * 64.0f) / (float)(1 << i % 8);
+    clb_pair_up(x[r], n_inputs, pairs[r]);
+    alike &= clb_paired(pairs[r], n_inputs);
+    rows[r] = x[r], paired[r] = (const float *)pairs[r];
+  }
+  clb_input a = {rows, 0, 1, n_inputs & ~1}, b = {paired, 0, 1, n_inputs & ~1};
+  clb_panels panels = {w, 0, panel_bytes, CLB_PANEL * sizeof *w, NULL, 1};
+  k->linear_bf16(&a, n_rows, &panels, PANELS, init, &chains[0][0], OUTPUTS);
+  for (int small = 0; small < 2; small++) {
+    if (small) w[3 * panel_bytes / (int)sizeof *w + 5] = small = CLB_LEAST_WEIGHT - 1;
+    int done = small ? 2 : PANELS / 2 * 2;
+    alike &= k->linear_pairs(&b, n_rows, &panels, PANELS, init, &sums[0][0], OUTPUTS) == done;
+    for (int r = 0; r < n_rows; r++) alike &= memcmp(chains[r], sums[r], (size_t)done * CLB_PANEL * sizeof(float)) == 0;
+  }
+  if (!alike) {
+    fprintf(stderr, "%s, %d rows, %d inputs: pairs are not chains\n", k->isa, n_rows, n_inputs);
+    exit(1);
+  }
+}
+
 int main(void) {
   for (const char *const *name = clb_isa_names(); *name; name++) {
     const clb_kernels *k = clb_kernels_by_name(*name);
@@ -211,6 +242,8 @@ int main(void) {
     for (int n_rows = 1; n_rows <= ROWS; n_rows++)
       for (int n_inputs = 1; n_inputs < MOST_INPUTS; n_inputs += 3)
         for (int dtype = CLB_F32; dtype <= CLB_BF16; dtype++) check_in_place(k, (clb_dtype)dtype, n_rows, n_inputs);
+    for (int n_rows = 2; k->linear_pairs && n_rows <= ROWS; n_rows++)
+      for (int n_inputs = 2; n_inputs < MOST_INPUTS; n_inputs += 3) check_pairs(k, n_rows, n_inputs);
     check_widening(k);
     printf("%s %016llx\n", k->isa, (unsigned long long)hash);
   }

@@ -129,14 +129,18 @@ def test_closed_standard_output_is_said():
 
 
 def test_an_interrupt_exits_130():
-    running = subprocess.Popen(
+    with subprocess.Popen(
         [*PROGRAM, "infer", "--text", "hello " * 1000, "--repeat", "1000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )
-    time.sleep(2)
-    running.send_signal(signal.SIGINT)
-    output, errors = running.communicate(timeout=60)
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a job in the background ignores it
+    ) as running:
+        time.sleep(2)
+        running.send_signal(signal.SIGINT)
+        try:
+            output, errors = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert running.returncode == 130
     assert output == b""
     assert b"Traceback" not in errors

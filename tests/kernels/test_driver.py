@@ -10,7 +10,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 KERNELS = TESTS.parent / "src" / "colibri_cli" / "kernels"
-NAMES = ("float_mode", "isa", "isa_scalar", "pack", "pool", "score")
+NAMES = ("float_mode", "isa", "isa_scalar", "pack", "pairs", "pool", "score")
 SOURCES = [TESTS / "c" / "golden.c", *(KERNELS / f"{name}.c" for name in NAMES)]
 GOLDEN = (TESTS / "data" / "golden_kernels.txt").read_text().strip()
 ARM = os.environ.get("COLIBRI_TEST_ARM")

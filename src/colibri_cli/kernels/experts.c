@@ -19,12 +19,14 @@ enum { FEW = 4, MANY = 32 }; /* rows: fewer, or more, share a weight in place */
 static int blocks_of(int n, int block) { return (n + block - 1) / block; }
 
 static int quantised(clb_dtype dtype) { return dtype == CLB_I8 || dtype == CLB_I4; }
+static int pairs_up(const clb_kernels *k, clb_dtype dtype) { return dtype == CLB_BF16 && k->linear_pairs; }
 
 size_t clb_up_panels(const clb_experts_shape *s) {
   return (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * (s->rule.gated ? 2 : 1);
 }
 size_t clb_down_panels(const clb_experts_shape *s) { return (size_t)blocks_of(s->hidden_size, CLB_PANEL); }
 size_t clb_input_bytes(const clb_experts_shape *s) {
+  if (s->dtype == CLB_BF16) return clb_pairs_bytes(s->hidden_size);
   return quantised(s->dtype) ? clb_row_bytes(s->dtype, s->hidden_size) : 0;
 }
 size_t clb_activation_bytes(const clb_experts_shape *s) {
@@ -56,6 +58,40 @@ static clb_linear linear_of(const clb_kernels *k, clb_dtype dtype) {
     case CLB_I4: return k->linear_i4;
     default: return k->linear_f32;
   }
+}
+
+/* The activations of a block of rows: as the weights take them, and where bfloat16 holds them, in pairs as well. */
+typedef struct {
+  const float *x[CLB_ROW_BLOCK];
+  const char *pairs[CLB_ROW_BLOCK];
+  int n, paired;
+} row_block;
+
+/* c[r][...] = n_panels of b over the rows' inputs first..first + n - 1; first is even. linear_pairs goes as far as it may;
+ * FMAs do what is left, and a last odd input. */
+static void linear_rows(const clb_kernels *k, clb_dtype dtype, const row_block *rows, int first, int n, clb_panels b,
+                        int n_panels, const float *init, float *c, ptrdiff_t ldc) {
+  const float *x[CLB_ROW_BLOCK];
+  clb_input a = {x, 0, 1, n & ~1};
+  int done = 0;
+  if (rows->paired && n > 1) {
+    for (int r = 0; r < rows->n; r++) x[r] = (const float *)(rows->pairs[r] + first * sizeof(uint16_t));
+    done = k->linear_pairs(&a, rows->n, &b, n_panels, init, c, ldc);
+  }
+  for (int r = 0; r < rows->n; r++) x[r] = rows->x[r] + first;
+  if (n % 2 && done) {
+    clb_panels last = b;
+    last.data = (const char *)b.data + (n - 1) * b.row_stride;
+    for (int r = 0; r < rows->n; r++) x[r] += n - 1;
+    a.k = 1;
+    k->linear_bf16(&a, rows->n, &last, done, NULL, c, ldc);
+    for (int r = 0; r < rows->n; r++) x[r] -= n - 1;
+  }
+  if (done == n_panels) return;
+  a.k = n;
+  b.data = (const char *)b.data + done * b.panel_stride;
+  if (b.bases) b.bases += done;
+  linear_of(k, dtype)(&a, rows->n, &b, n_panels - done, init ? init + done * CLB_PANEL : NULL, c + done * CLB_PANEL, ldc);
 }
 
 /* One projection of one expert: n_outputs columns from n_inputs. */
@@ -107,8 +143,8 @@ static const char *panel_at(const projection *w, int panel) {
  * Rows are read a cache line at a time where few x share them: more at once from so many rows sets off prefetchers that
  * are wrong. The panels after these are asked for meanwhile, in the order of memory. */
 static __attribute__((noinline)) void add_in_place(const clb_kernels *k, const projection *w, int panel, int n_panels,
-                                                   const float *const *x, int n_rows, int begin, int end, float *c,
-                                                   ptrdiff_t ldc, const float *init) {
+                                                   const row_block *rows, int begin, int end, float *c, ptrdiff_t ldc,
+                                                   const float *init) {
   enum { CACHE_LINE = 64, MOST_LINES = 32 };
   _Alignas(CACHE_LINE) char block[CLB_PANEL * MOST_LINES * CACHE_LINE];
   const char *outputs[CLB_UNIT * CLB_PANEL], *next[CLB_UNIT];
@@ -125,42 +161,38 @@ static __attribute__((noinline)) void add_in_place(const clb_kernels *k, const p
     next[p] = last ? w->then : panel_at(w, panel + n_panels + p);
     if (last || at->output == 2 * at->up) next[p] = next[0] + p * panel_bytes; /* all of it in a row */
   }
-  int most = (n_rows < FEW ? 1 : (n_rows < MANY ? 8 : MOST_LINES >> widens) / n_panels) * CACHE_LINE / size;
+  int most = (rows->n < FEW ? 1 : (rows->n < MANY ? 8 : MOST_LINES >> widens) / n_panels) * CACHE_LINE / size;
   int n = (int)(-(uintptr_t)outputs[0] % CACHE_LINE) / 4 * 4 / size; /* the first block ends where a line does */
   if (small) most = w->n_inputs;
   if (n == 0 || small || in_columns(w)) n = most;
   for (int i = begin; i < end; i += n, n = most, init = NULL) {
-    const float *rows[CLB_ROW_BLOCK];
     if (n > end - i) n = end - i;
-    clb_input a = {rows, 0, 1, n};
     clb_panels b = {block, 0, n * row_bytes, row_bytes, NULL, 0};
     char *filled = block + (widens ? n_panels * n * row_bytes / 2 : 0);
     k->fill_panels(w->dtype, outputs, n_panels, at->input, i, n, next, filled);
     if (widens) k->widen_f16((const uint16_t *)filled, n_panels * n, (float *)block);
-    for (int r = 0; r < n_rows; r++) rows[r] = x[r] + i;
-    linear_of(k, w->dtype)(&a, n_rows, &b, n_panels, init, c, ldc);
+    linear_rows(k, w->dtype, rows, i, n, b, n_panels, init, c, ldc);
   }
 }
 
-/* c[r][...] = the projection's n_panels from panel, of the n_rows x[r]. */
-static void project(const clb_kernels *k, const projection *w, int panel, int n_panels, const float *const *x,
-                    int n_rows, float *c, ptrdiff_t ldc) {
+/* c[r][...] = the projection's n_panels from panel. */
+static void project(const clb_kernels *k, const projection *w, int panel, int n_panels, const row_block *rows, float *c,
+                    ptrdiff_t ldc) {
   float init[CLB_UNIT * CLB_PANEL];
   if (!w->place->in_place) {
-    clb_input a = {x, 0, 1, w->n_inputs};
     ptrdiff_t bytes = (ptrdiff_t)clb_panel_bytes(w->dtype, w->n_inputs);
     clb_panels b = {w->weights + panel * bytes,         0, bytes, CLB_PANEL * weight_bytes(w),
                     w->bases ? w->bases + panel : NULL, 1};
     start_of(w, panel, n_panels, init);
-    linear_of(k, w->dtype)(&a, n_rows, &b, n_panels, init, c, ldc);
+    linear_rows(k, w->dtype, rows, 0, w->n_inputs, b, n_panels, init, c, ldc);
     return;
   }
-  int n = !in_columns(w) ? w->n_inputs : n_rows < FEW ? 16 : 256, group = in_columns(w) ? CLB_UNIT : n_panels;
+  int n = !in_columns(w) ? w->n_inputs : rows->n < FEW ? 16 : 256, group = in_columns(w) ? CLB_UNIT : n_panels;
   for (int i = 0; i < w->n_inputs; i += n)
     for (int p = 0; p < n_panels; p += group) {
       int n_now = n_panels - p < group ? n_panels - p : group, end = w->n_inputs - i < n ? w->n_inputs : i + n;
       if (i == 0) start_of(w, panel + p, n_now, init);
-      add_in_place(k, w, panel + p, n_now, x, n_rows, i, end, c + p * CLB_PANEL, ldc, i ? NULL : init);
+      add_in_place(k, w, panel + p, n_now, rows, i, end, c + p * CLB_PANEL, ldc, i ? NULL : init);
     }
 }
 
@@ -180,22 +212,26 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
                   s->hidden_size, s->rule.gated ? 2 : 1,
                   e->down};
   size_t input_bytes = clb_input_bytes(s), h_bytes = clb_activation_bytes(s);
+  int quantises = quantised(s->dtype), pairs = pairs_up(k, s->dtype);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
   for (int step = panels_at_once(&w, n_rows); panel < end; panel += step) {
     int n_panels = end - panel < step ? end - panel : step, ldt = n_panels * CLB_PANEL;
     int column = panel / w.n_halves * CLB_PANEL, width = ldt / w.n_halves;
     if (width > s->intermediate_size - column) width = s->intermediate_size - column;
     for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
-      const float *rows[CLB_ROW_BLOCK];
       float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
       int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
+      row_block rows;
+      rows.n = n, rows.paired = pairs && n > 1;
       for (int i = 0; i < n; i++) {
         ptrdiff_t token = job->order[first + r + i] / job->top_k;
-        rows[i] = input_bytes ? (const float *)((const char *)job->inputs + token * input_bytes)
-                              : job->x + token * job->x_stride;
+        const char *input = (const char *)job->inputs + token * input_bytes;
+        rows.x[i] = quantises ? (const float *)input : job->x + token * job->x_stride;
+        rows.pairs[i] = input;
+        rows.paired = rows.paired && clb_paired(input, s->hidden_size);
       }
-      project(k, &w, panel, n_panels, rows, n, t, ldt);
-      if (input_bytes) {
+      project(k, &w, panel, n_panels, &rows, t, ldt);
+      if (quantises) {
         float states[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
         k->activate_f32(&s->rule, t, n, ldt, n_panels, states, ldt);
         for (int i = 0; i < n; i++)
@@ -219,11 +255,12 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
     int n_panels = end - panel < step ? end - panel : step, ldt = n_panels * CLB_PANEL, column = panel * CLB_PANEL;
     int n_columns = s->hidden_size - column < ldt ? s->hidden_size - column : ldt;
     for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
-      const float *rows[CLB_ROW_BLOCK];
       float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
       int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
-      for (int i = 0; i < n; i++) rows[i] = (const float *)(h + (r + i) * h_bytes);
-      project(k, &w, panel, n_panels, rows, n, t, ldt);
+      row_block rows;
+      rows.n = n, rows.paired = 0;
+      for (int i = 0; i < n; i++) rows.x[i] = (const float *)(h + (r + i) * h_bytes);
+      project(k, &w, panel, n_panels, &rows, t, ldt);
       for (int i = 0; i < n; i++) {
         int slot = job->order[first + r + i];
         k->accumulate_f32(job->slot_weights[slot], t + i * ldt, n_columns,
@@ -288,14 +325,17 @@ static void begin_task(void *arg, int index, int worker) {
   const clb_experts_job *job = s->job;
   int hidden = job->shape->hidden_size, first = (int)((int64_t)job->n_tokens * index / s->n_parts);
   int end = (int)((int64_t)job->n_tokens * (index + 1) / s->n_parts);
-  for (ptrdiff_t t = first; t < end; t++)
-    s->k->quantize(job->shape->dtype, job->x + t * job->x_stride, hidden,
-                   (char *)job->inputs + t * clb_input_bytes(job->shape));
+  for (ptrdiff_t t = first; t < end; t++) {
+    const float *x = job->x + t * job->x_stride;
+    char *input = (char *)job->inputs + t * clb_input_bytes(job->shape);
+    if (quantised(job->shape->dtype)) s->k->quantize(job->shape->dtype, x, hidden, input);
+    else clb_pair_up(x, hidden, input);
+  }
 }
 
 void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads) {
   enum { VALUES_PER_TASK = 1 << 16 };
-  if (!quantised(job->shape->dtype)) return;
+  if (!quantised(job->shape->dtype) && !pairs_up(k, job->shape->dtype)) return;
   int64_t parts = (int64_t)job->n_tokens * job->shape->hidden_size / VALUES_PER_TASK;
   split s = {.k = k, .job = job, .n_parts = parts < 1 ? 1 : parts < n_threads ? (int)parts : n_threads};
   clb_pool_run(begin_task, &s, s.n_parts, n_threads);

@@ -7,6 +7,7 @@ extern const clb_kernels clb_kernels_scalar;
 #ifdef __x86_64__
 extern const clb_kernels clb_kernels_avx2;
 extern const clb_kernels clb_kernels_avx512;
+extern const clb_kernels clb_kernels_avx512_bf16;
 #endif
 #ifdef __aarch64__
 extern const clb_kernels clb_kernels_neon; /* part of armv8-a: no question to ask */
@@ -23,6 +24,16 @@ static int runs_avx512(void) {
   return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 }
+/* AMD documents vdpbf16ps as two fused multiply-adds, Intel as two links that round like them: asked of each processor,
+ * once, with numbers of all signs and sizes, ties, infinities and NaNs. */
+static int runs_avx512_bf16(void) {
+  static int answer = -1;
+  int known = __atomic_load_n(&answer, __ATOMIC_RELAXED);
+  if (known >= 0) return known;
+  known = runs_avx512() && __builtin_cpu_supports("avx512bf16") && clb_pairs_are_chains(&clb_kernels_avx512_bf16);
+  __atomic_store_n(&answer, known, __ATOMIC_RELAXED);
+  return known;
+}
 #endif
 
 /* Best first. */
@@ -31,6 +42,7 @@ static const struct {
   int (*runs)(void);
 } built[] = {
 #ifdef __x86_64__
+    {&clb_kernels_avx512_bf16, runs_avx512_bf16},
     {&clb_kernels_avx512, runs_avx512},
     {&clb_kernels_avx2, runs_avx2},
 #endif
@@ -41,7 +53,7 @@ static const struct {
 };
 static const char *const names[] = {
 #ifdef __x86_64__
-    "avx512", "avx2",
+    "avx512_bf16", "avx512", "avx2",
 #endif
 #ifdef __aarch64__
     "neon",

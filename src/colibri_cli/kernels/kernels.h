@@ -33,6 +33,11 @@ enum {
 enum { CLB_GROUP = 32 };    /* inputs that share a scale */
 #define CLB_SMALLEST 1e-35f /* I8 and I4 weights below this are held as 0: 1 / scale must stay finite */
 
+/* Where linear_pairs may be used: bfloat16 activations (float32 bits), weights (bits) and starts of chains that are 0 or
+ * at least this large. Every sum on the way is then a multiple of 2^-126, so there are no denormals. */
+enum { CLB_LEAST_INPUT = (127 - 60) << 23, CLB_LEAST_WEIGHT = (127 - 52) << 7 };
+#define CLB_LEAST_START 0x1p-103f
+
 /* The input of a linear layer: n_segments pieces of k values each, chained in order. Row r of segment s starts at
  * rows[s * segment_stride + r]. One segment is the usual case; the context mixer has one for each offset.
  * F32 and BF16 weights take rows of floats, I8 and I4 rows that quantize has made. */
@@ -87,6 +92,11 @@ typedef struct {
   const char *isa;
 
   clb_linear linear_f32, linear_bf16, linear_i8, linear_i4;
+
+  /* linear_bf16 for rows that clb_pair_up has made, an even number of inputs in one segment; NULL: not here. Returns how
+   * many panels are done; it stops before one whose weights or starts are too small (CLB_LEAST_WEIGHT). */
+  int (*linear_pairs)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
+                      ptrdiff_t ldc);
 
   /* One row, or whole groups of one, as linear_i8 and linear_i4 take it: for each group of 32 values (zeros beyond
    * n_inputs) 32 int16 and a float scale (I8), or 32 int8, a float scale and scale x sum (I4). */
@@ -233,6 +243,13 @@ void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrd
                      ptrdiff_t input_stride, int n_outputs, int n_inputs, void *panels, ptrdiff_t panel_stride,
                      float *bases, ptrdiff_t base_stride, int n_threads);
 
+/* pairs.c: a row of n activations as words of two bfloat16, the first in the upper half, and at its end whether that is
+ * exact and nothing too small or not finite; if not, the words are anything. */
+size_t clb_pairs_bytes(int n);
+void clb_pair_up(const float *x, int n, void *row);
+int clb_paired(const void *row, int n);
+int clb_pairs_are_chains(const clb_kernels *k); /* whether linear_pairs gives linear_bf16's bits on this processor */
+
 /* experts.c */
 
 /* Where one projection's weights and biases are. In place (F32, BF16, F16): output j, input i at j * output + i * input
@@ -278,9 +295,9 @@ typedef struct {
 size_t clb_lay_out(const clb_experts_shape *shape, int biased, const char *payload, clb_expert_pointers *e);
 size_t clb_up_panels(const clb_experts_shape *shape);
 size_t clb_down_panels(const clb_experts_shape *shape);
-size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input where weights want it quantised, or 0 */
+size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input as weights want it, or 0: as it is */
 size_t clb_activation_bytes(const clb_experts_shape *shape); /* one slot's intermediate state */
-/* Quantises x where the weights want that. Before the first clb_experts_add of a job. */
+/* Quantises or pairs up x where the weights want that. Before the first clb_experts_add of a job. */
 void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads);
 /* Adds experts begin..end-1 to y. */
 void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads);

@@ -1,0 +1,81 @@
+/* Linear layers over bfloat16 weights and activations that bfloat16 holds, two inputs a step. Included by isa_avx512.c.
+ *
+ * vdpbf16ps adds a pair's two products to a float32 one after the other, the upper half's first, and rounds after each:
+ * two links of the chain, at the price of one FMA. It takes denormals for zeros and makes none; so weights, activations
+ * and starts so small that any could arise are left to linear_bf16. isa.c holds the processor to this. */
+
+/* The panel rows of inputs i and i + 1, columns 0 8 1 9 ..., as words of both, i in the upper half. */
+static inline __m512i weight_pairs(const char *w) {
+  const __m512i columns = _mm512_set_epi16(15, 31, 13, 29, 11, 27, 9, 25, 7, 23, 5, 21, 3, 19, 1, 17, 14, 30, 12, 28,
+                                           10, 26, 8, 24, 6, 22, 4, 20, 2, 18, 0, 16);
+  return _mm512_permutexvar_epi16(columns, _mm512_loadu_si512(w));
+}
+
+/* Two panels; n_rows is a compile-time constant, as in linear.h. Returns whether the weights allow it; else c is as it was. */
+static inline __attribute__((always_inline)) int tile_pairs(const clb_input *a, int row, int n_rows,
+                                                            const clb_panels *b, int panel, ptrdiff_t ahead,
+                                                            const float *init, ptrdiff_t ldi, float *c, ptrdiff_t ldc) {
+  __m512 acc[SINGLE_TILE][2];
+  const char *x[SINGLE_TILE], *w = (const char *)b->data + panel * b->panel_stride;
+  __m512i least = _mm512_set1_epi16(-1);
+  UNROLL
+  for (int r = 0; r < n_rows; r++) {
+    x[r] = (const char *)a->rows[row + r];
+    UNROLL
+    for (int p = 0; p < 2; p++) acc[r][p] = _mm512_loadu_ps(init + (row + r) * ldi + p * LANES);
+  }
+  for (ptrdiff_t i = 0, k = a->k; i < k; i += 2, w += 2 * b->row_stride) {
+    __m512i w_i[2];
+    UNROLL
+    for (int p = 0; p < 2; p++) {
+      __builtin_prefetch(w + p * b->panel_stride + ahead, 0, 2);
+      w_i[p] = weight_pairs(w + p * b->panel_stride);
+      __m512i size = _mm512_and_si512(w_i[p], _mm512_set1_epi16(0x7fff));
+      least = _mm512_min_epu16(least, _mm512_add_epi16(size, _mm512_set1_epi16(-1))); /* 0 becomes the largest */
+    }
+    UNROLL
+    for (int r = 0; r < n_rows; r++) {
+      __m512bh x_ri = (__m512bh)broadcast_4_bytes(x[r] + 2 * i);
+      UNROLL
+      for (int p = 0; p < 2; p++) acc[r][p] = _mm512_dpbf16_ps(acc[r][p], x_ri, (__m512bh)w_i[p]);
+    }
+  }
+  if (_mm512_cmplt_epu16_mask(least, _mm512_set1_epi16(CLB_LEAST_WEIGHT - 1))) return 0;
+  UNROLL
+  for (int r = 0; r < n_rows; r++) {
+    UNROLL
+    for (int p = 0; p < 2; p++) _mm512_storeu_ps(c + (row + r) * ldc + p * LANES, acc[r][p]);
+  }
+  return 1;
+}
+
+/* For two rows or more, and panels two by two. */
+int KERNEL(linear_pairs)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
+                         ptrdiff_t ldc) {
+  ptrdiff_t ldi = init ? 0 : ldc;
+  if (!init) init = c;
+  for (int r = 0; r < (ldi ? n_rows : 1); r++)
+    for (int p = 0; p < n_panels; p++) {
+      __m512 start = _mm512_abs_ps(_mm512_loadu_ps(init + r * ldi + p * LANES));
+      if (_mm512_cmp_ps_mask(start, _mm512_set1_ps(CLB_LEAST_START), _CMP_LT_OQ) &
+          _mm512_cmp_ps_mask(start, _mm512_setzero_ps(), _CMP_NEQ_OQ))
+        return 0;
+    }
+  int panel = 0;
+  for (; panel + 2 <= n_panels; panel += 2, init += 2 * CLB_PANEL, c += 2 * CLB_PANEL)
+    for (int row = 0, n, done; row < n_rows; row += n) {
+      int left = n_rows - row;
+      n = left >= 2 * SINGLE_TILE ? SINGLE_TILE : left > SINGLE_TILE ? (left + 1) / 2 : left;
+      ptrdiff_t ahead = n_rows > SINGLE_TILE ? 2 * b->panel_stride : CLB_STREAM_AHEAD;
+      if (n < left || !b->streamed) ahead = 0;
+#define TILE(n) tile_pairs(a, row, n, b, panel, ahead, init, ldi, c, ldc)
+      if (n == 6) done = TILE(6);
+      else if (n == 5) done = TILE(5);
+      else if (n == 4) done = TILE(4);
+      else if (n == 3) done = TILE(3);
+      else done = TILE(2);
+#undef TILE
+      if (!done) return panel; /* at the first tile: all rows meet the same weights */
+    }
+  return panel;
+}

@@ -1,0 +1,72 @@
+/* Activations as linear_pairs takes them, and a processor's answer to whether it may be used. */
+#include <string.h>
+
+#include "kernels.h"
+
+size_t clb_pairs_bytes(int n) { return ((size_t)n + 1) / 2 * sizeof(uint32_t) + sizeof(uint32_t); }
+
+int clb_paired(const void *row, int n) {
+  int32_t exact;
+  memcpy(&exact, (const char *)row + clb_pairs_bytes(n) - sizeof exact, sizeof exact);
+  return exact;
+}
+
+/* Some at a time, so that a row of float32 is found out early. */
+void clb_pair_up(const float *x, int n, void *row) {
+  enum { BLOCK = 64 };
+  uint32_t bits[BLOCK], *pairs = row;
+  int32_t exact = 1;
+  for (int i = 0; i < n && exact; i += BLOCK, pairs += BLOCK / 2) {
+    int n_now = n - i < BLOCK ? n - i : BLOCK;
+    memset(bits, 0, sizeof bits);
+    memcpy(bits, x + i, (size_t)n_now * sizeof(float));
+    uint32_t below = 0, odd = 0;
+    for (int j = 0; j < BLOCK; j++) {
+      uint32_t size = bits[j] & 0x7fffffff;
+      below |= bits[j] & 0xffff;
+      odd |= ((size != 0) & (size < CLB_LEAST_INPUT)) | (size >= 0x7f800000);
+    }
+    exact = !below && !odd;
+    for (int j = 0; j < BLOCK; j += 2) bits[j / 2] = bits[j] | bits[j + 1] >> 16;
+    memcpy(pairs, bits, (size_t)(n_now + 1) / 2 * sizeof(uint32_t));
+  }
+  memcpy((char *)row + clb_pairs_bytes(n) - sizeof exact, &exact, sizeof exact);
+}
+
+/* A bfloat16 of either sign: 0, infinite or NaN at times, else from 2^-17 to 2^14, so that sums cancel, round and tie. */
+static __attribute__((cold)) uint32_t any_number(uint64_t bits, int finite) {
+  uint32_t kind = bits >> 32 & 15, sign = (uint32_t)(bits >> 16 & 0x8000), fraction = bits & 127;
+  if (kind == 0) return sign;
+  if (kind == 1 && !finite) return sign | 0x7f80 | (bits >> 8 & 1 ? fraction : 0);
+  return sign | (uint32_t)(110 + (bits >> 40 & 31)) << 7 | fraction;
+}
+
+__attribute__((cold)) int clb_pairs_are_chains(const clb_kernels *k) {
+  enum { INPUTS = 8, ROWS = 3, PANELS = 2, TRIES = 256 };
+  uint64_t bits = 1;
+  for (int try = 0; try < TRIES; try++) {
+    uint16_t w[PANELS * INPUTS * CLB_PANEL];
+    float x[ROWS][INPUTS], init[PANELS * CLB_PANEL], chains[ROWS][PANELS * CLB_PANEL], sums[ROWS][PANELS * CLB_PANEL];
+    char pairs[ROWS][INPUTS * sizeof(uint16_t) + sizeof(uint32_t)];
+    const float *rows[ROWS], *paired[ROWS];
+    /* Knuth's MMIX generator; its upper bits are the good ones. */
+#define NEXT ((bits = bits * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407)) >> 16)
+    for (int i = 0; i < PANELS * INPUTS * CLB_PANEL; i++) w[i] = (uint16_t)any_number(NEXT, try % 4);
+    for (int j = 0; j < PANELS * CLB_PANEL; j++) init[j] = (float)(int64_t)(NEXT - (UINT64_C(1) << 47)) * 0x1p-40f;
+    for (int r = 0; r < ROWS; r++) {
+      for (int i = 0; i < INPUTS; i++) {
+        uint32_t number = any_number(NEXT, 1) << 16;
+        memcpy(&x[r][i], &number, sizeof number);
+      }
+#undef NEXT
+      clb_pair_up(x[r], INPUTS, pairs[r]);
+      rows[r] = x[r], paired[r] = (const float *)pairs[r];
+    }
+    clb_input a = {rows, 0, 1, INPUTS}, b = {paired, 0, 1, INPUTS};
+    clb_panels panels = {w, 0, sizeof w / PANELS, CLB_PANEL * sizeof(uint16_t), NULL, 0};
+    k->linear_bf16(&a, ROWS, &panels, PANELS, init, chains[0], PANELS * CLB_PANEL);
+    if (k->linear_pairs(&b, ROWS, &panels, PANELS, init, sums[0], PANELS * CLB_PANEL) != PANELS) return 0;
+    if (memcmp(chains, sums, sizeof chains) != 0) return 0;
+  }
+  return 1;
+}

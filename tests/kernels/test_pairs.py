@@ -1,0 +1,97 @@
+"""bfloat16 weights and hidden states that bfloat16 holds, which some processors multiply in pairs: the bits of FMAs."""
+
+import numpy as np
+import pytest
+from reference import BFloat16, high_halves, integers, numbers
+
+from colibri_cli import Experts, _core
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+N_EXPERTS = 3
+
+
+def rounded(values):
+    """To nearest in bfloat16, as float32."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def weights_of(hidden, inter):
+    up, down = (rounded(numbers(i, N_EXPERTS, *size)) for i, size in ((1, (2 * inter, hidden)), (2, (hidden, inter))))
+    return up, down, rounded(numbers(3, N_EXPERTS, 2 * inter))
+
+
+def run(up, down, bias, x, *, dtype="bfloat16", layout="packed", **options):
+    ids, weights = integers(4, 0, N_EXPERTS, len(x), 2), numbers(5, len(x), 2)
+    if layout == "in place":
+        up, down, bias = (BFloat16(high_halves(a)) for a in (up, down, bias))
+        experts = Experts.from_arrays(up, down, gate_up_bias=bias, dtype=dtype, copy=False, **options)
+    else:
+        experts = Experts.from_arrays(up, down, gate_up_bias=bias, dtype=dtype, **options)
+    return experts.run(x, ids, weights)
+
+
+def by_fmas(*arrays, **options):
+    """What the scalar kernels say, on the same weights as float32."""
+    before = _core.isa()
+    _core.use_isa("scalar")
+    try:
+        return run(*arrays, dtype="float32", **options)
+    finally:
+        _core.use_isa(before)
+
+
+@pytest.mark.parametrize("layout", ["packed", "in place"])
+@pytest.mark.parametrize("n_tokens", [0, 1, 2, 3, 5, 8, 9, 11, 17, 31, 150])
+@pytest.mark.parametrize(("hidden", "inter"), [(1, 1), (2, 16), (3, 17), (64, 24), (65, 33), (130, 48)])
+def test_the_bits_are_those_of_fmas(hidden, inter, n_tokens, layout):
+    arrays = weights_of(hidden, inter)
+    x = rounded(numbers(6, n_tokens, hidden))
+    np.testing.assert_array_equal(run(*arrays, x, layout=layout), by_fmas(*arrays, x))
+
+
+def halves(array):
+    array[..., ::2] = 0
+    return array
+
+
+TINY = np.float32(2.0**-70)  # squared it is a denormal
+CASES = {
+    "a float32 among the states": lambda up, down, bias, x: x.__setitem__((3, -1), np.float32(1 / 3)),
+    "tiny states": lambda up, down, bias, x: x.__imul__(TINY),
+    "a denormal state": lambda up, down, bias, x: (
+        x.__setitem__((2, slice(None)), 0),
+        x.__setitem__((2, 5), np.float32(2.0**-133)),
+        bias.__imul__(0),
+    ),
+    "tiny weights": lambda up, down, bias, x: up.__imul__(TINY),
+    "a denormal weight": lambda up, down, bias, x: (
+        up.__imul__(0),
+        up.__setitem__((slice(None), 30, 7), np.float32(2.0**-133)),
+        bias.__imul__(0),
+    ),
+    "both tiny": lambda up, down, bias, x: (up.__imul__(TINY), x.__imul__(TINY), bias.__imul__(0)),
+    "a denormal bias": lambda up, down, bias, x: (
+        up.__imul__(0),
+        bias.__imul__(0),
+        bias.__setitem__((slice(None), 20), np.float32(2.0**-130)),
+    ),
+    "zeros": lambda up, down, bias, x: (halves(up), halves(x), bias.__imul__(0)),
+    "negative zeros": lambda up, down, bias, x: (up.__imul__(np.float32(-0.0)), bias.__imul__(np.float32(-0.0))),
+    "large": lambda up, down, bias, x: (up.__imul__(np.float32(2.0**64)), x.__imul__(np.float32(2.0**58))),
+    "infinite states": lambda up, down, bias, x: x.__setitem__((4, 1), np.inf),
+    "states that are NaN": lambda up, down, bias, x: x.__setitem__((4, 1), np.nan),
+    "infinite weights": lambda up, down, bias, x: up.__setitem__((slice(None), 3, 1), -np.inf),
+}
+
+
+@pytest.mark.parametrize("layout", ["packed", "in place"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_pairs_would_get_wrong_is_left_to_fmas(case, layout):
+    up, down, bias = weights_of(38, 16)
+    down = rounded(np.concatenate([down, down], 2) * np.float32(1 if case == "large" else 2.0**64))  # a denormal shows
+    x = rounded(numbers(6, 29, 38))
+    CASES[case](up, down, bias, x)
+    relu = {"activation": "relu", "gated": False}
+    np.testing.assert_array_equal(run(up, down, bias, x, layout=layout, **relu), by_fmas(up, down, bias, x, **relu))

@@ -106,6 +106,7 @@ cdef extern from "kernels.h" nogil:
         int hidden_size, intermediate_size
         clb_dtype dtype
         clb_activation_rule rule
+        int narrow_states
     ctypedef struct clb_experts_job:
         const clb_experts_shape *shape
         const clb_expert *experts

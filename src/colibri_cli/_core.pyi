@@ -115,6 +115,7 @@ class ExpertKernel:
         threads: int = 1,
         max_tokens: int = 512,
         dtype: int = 0,
+        narrow_states: bool = False,
     ) -> Self: ...
     @property
     def threads(self) -> int: ...

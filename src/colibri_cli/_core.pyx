@@ -676,9 +676,10 @@ cdef class ExpertKernel:
     cdef _Workspaces workspaces
 
     def __cinit__(self, int hidden_size, int intermediate_size, int activation, bint gated, float alpha=1.0,
-                  float beta=0.0, limit=None, int threads=1, int max_tokens=512, int dtype=0):
+                  float beta=0.0, limit=None, int threads=1, int max_tokens=512, int dtype=0,
+                  bint narrow_states=False):
         self.shape.hidden_size, self.shape.intermediate_size = hidden_size, intermediate_size
-        self.shape.dtype = <clb_dtype>dtype
+        self.shape.dtype, self.shape.narrow_states = <clb_dtype>dtype, narrow_states
         self.shape.rule = clb_activation_rule(
             <clb_activation>activation, gated, alpha, beta, INFINITY if limit is None else limit
         )

@@ -93,6 +93,7 @@ class Experts:
         threads: int | None = None,
         max_tokens: int = 512,
         copy: bool = True,
+        intermediate_dtype: str = "float32",
     ) -> Experts:
         """Take trained weights: copied into the kernels' layout, or where they are.
 
@@ -133,6 +134,10 @@ class Experts:
             them between two calls is seen, and nobody may change them during one. Weights must be of ``dtype``,
             "float32", "bfloat16" or "float16", with each output's inputs, or each input's outputs, side by side in
             memory. Slower where few tokens share an expert; docs/library.md has the price.
+        intermediate_dtype : {"float32", "bfloat16"}
+            What intermediate states are rounded to, of bfloat16 weights alone. "bfloat16" is what models in that type
+            do, and twice as fast a down projection on processors that multiply it (AVX512_BF16); docs/numerics.md has
+            the error.
 
         Raises
         ------
@@ -144,7 +149,7 @@ class Experts:
         arrays = ExpertArrays.take(gate_up, down, gate_up_bias, down_bias, gated=gated, transposed=transposed)
         _, hidden, inter = arrays.down.array.shape
         shape = _checked(ExpertShape(hidden, inter, activation, gated, dtype, alpha, beta, limit))
-        kernel = _kernel(shape, threads, max_tokens)
+        kernel = _kernel(shape, threads, max_tokens, intermediate_dtype)
         make = arrays.packed if copy else arrays.in_place
         entries = make(kernel, dtype, gated and layout == "interleaved")
         return cls(kernel, shape, entries, loading="static", source=ARRAYS)
@@ -160,6 +165,7 @@ class Experts:
         *,
         shape: ExpertShape | None = None,
         files: list[str] | None = None,
+        intermediate_dtype: str = "float32",
     ) -> Experts:
         """Open the expert files of a bundle, each packed or raw.
 
@@ -178,6 +184,8 @@ class Experts:
         shape, files : optional
             What the experts have in common, and their names under ``directory`` by id; default: as the bundle's
             ``config.json`` says, in ``directory`` or the folder above.
+        intermediate_dtype
+            As in :meth:`from_arrays`.
 
         Raises
         ------
@@ -193,7 +201,7 @@ class Experts:
         check_choice("loading", loading, LOADINGS)
         check_integer("cache_experts", cache_experts, 1, _core.MAX_EXPERTS)
         shape = _checked(shape)
-        kernel = _kernel(shape, threads, max_tokens)
+        kernel = _kernel(shape, threads, max_tokens, intermediate_dtype)
         experts = cls(kernel, shape, [], loading=loading, source=str((folder / files[0]).parent))
         if loading == "on-demand":
             reader = experts._reader  # not the experts, which nobody else keeps alive
@@ -352,7 +360,15 @@ def _checked(shape: ExpertShape) -> ExpertShape:
     )
 
 
-def _kernel(shape: ExpertShape, threads: int | None, max_tokens: int) -> _core.ExpertKernel:
+def _kernel(
+    shape: ExpertShape, threads: int | None, max_tokens: int, intermediate_dtype: str
+) -> _core.ExpertKernel:
+    check_choice("intermediate_dtype", intermediate_dtype, ("float32", "bfloat16"))
+    narrow = intermediate_dtype == "bfloat16"
+    if narrow and shape.dtype != "bfloat16":
+        raise InvalidInput(
+            expected="bfloat16 weights with bfloat16 intermediate states", got=shape.dtype, at="intermediate_dtype"
+        )
     return _core.ExpertKernel(
         shape.hidden_size,
         shape.intermediate_size,
@@ -364,6 +380,7 @@ def _kernel(shape: ExpertShape, threads: int | None, max_tokens: int) -> _core.E
         check_threads(threads),
         check_integer("max_tokens", max_tokens, 1, 1 << 16),
         _core.DTYPES[shape.dtype],
+        narrow,
     )
 
 

@@ -60,6 +60,8 @@ class MoELayer:
         cache_experts: int = 4,
         threads: int | None = None,
         max_tokens: int = 512,
+        *,
+        intermediate_dtype: str = "float32",
     ) -> Self:
         """Open one layer of a bundle of layers, as ``colibri pack`` writes it.
 
@@ -69,7 +71,7 @@ class MoELayer:
             A token classifier's bundle has one layer, 0.
         layer : int
             The layer's number in the model.
-        loading, cache_experts, threads, max_tokens
+        loading, cache_experts, threads, max_tokens, intermediate_dtype
             As in :meth:`Experts.open`; the shared expert is loaded likewise, and on demand it stays.
 
         Raises
@@ -80,7 +82,7 @@ class MoELayer:
             The config is not valid, the bundle does not have that layer, or a file does not fit the config. The sizes
             of all files of the layer are checked before anything is mapped.
         """
-        parts = open_layer(bundle, layer, loading, cache_experts, threads, max_tokens)
+        parts = open_layer(bundle, layer, loading, cache_experts, threads, max_tokens, intermediate_dtype)
         return cls(parts.router, parts.experts, shared=parts.shared)
 
     def __call__(

@@ -44,6 +44,7 @@ def open_layer(
     cache_experts: int,
     threads: int | None,
     max_tokens: int,
+    intermediate_dtype: str,
 ) -> LayerParts:
     """Open what ``MoELayer.open`` describes, and raise as it does."""
     folder = Path(bundle)
@@ -54,19 +55,19 @@ def open_layer(
         check_integer("layer", layer, 0, 0)
         config = model_config(value)
         router = _classifiers_router(config, folder, threads)
-        return LayerParts(router, Experts.open(folder, loading, cache_experts, threads, max_tokens), None)
+        options = {"intermediate_dtype": intermediate_dtype}
+        return LayerParts(router, Experts.open(folder, loading, cache_experts, threads, max_tokens, **options), None)
     layers = layer_bundle(value)
     layer = check_integer("layer", layer, 0, max(layers.layers))
     for name, size in layers.file_sizes(layer).items():
         with CheckedFile(folder / name) as file:
             file.check_size(size, "as config.json says")
     folder /= layer_folder(layer)
-    experts = Experts.open(
-        folder, loading, cache_experts, threads, max_tokens, shape=layers.shape, files=layers.expert_names
-    )
+    sizes = {"threads": threads, "max_tokens": max_tokens, "intermediate_dtype": intermediate_dtype}
+    experts = Experts.open(folder, loading, cache_experts, shape=layers.shape, files=layers.expert_names, **sizes)
     shared, shape = None, layers.shared_shape
     if layers.shared is not None:
-        expert = Experts.open(folder, loading, 1, threads, max_tokens, shape=shape, files=["shared.bin"])
+        expert = Experts.open(folder, loading, 1, shape=shape, files=["shared.bin"], **sizes)
         gate = _read(folder / "shared_gate.bin", layers.hidden_size) if layers.shared.gated else None
         shared = SharedExpert(expert, gate)
     return LayerParts(_router(layers, folder, threads), experts, shared)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from reference import BFloat16, high_halves, integers, numbers
 
-from colibri_cli import Experts, _core
+from colibri_cli import Experts, InvalidInput, _core
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -95,3 +95,45 @@ def test_what_pairs_would_get_wrong_is_left_to_fmas(case, layout):
     CASES[case](up, down, bias, x)
     relu = {"activation": "relu", "gated": False}
     np.testing.assert_array_equal(run(up, down, bias, x, layout=layout, **relu), by_fmas(up, down, bias, x, **relu))
+
+
+def narrowed(states):
+    """What intermediate states become: the nearest bfloat16, and 0 below 2^-60."""
+    return np.where(np.abs(states) < np.float32(2.0**-60), np.float32(0), rounded(states))
+
+
+@pytest.mark.parametrize("layout", ["packed", "in place"])
+@pytest.mark.parametrize("n_tokens", [0, 1, 2, 7, 13, 150])
+@pytest.mark.parametrize(("hidden", "inter"), [(1, 1), (16, 16), (24, 33), (65, 48)])
+def test_narrow_states_are_rounded_between_the_projections(hidden, inter, n_tokens, layout):
+    up, down, bias = weights_of(hidden, inter)
+    down = np.concatenate([down, rounded(numbers(7, *down.shape))], 2)
+    x = numbers(6, n_tokens, hidden)
+    x[::3] = rounded(x[::3])
+    if n_tokens:
+        x[-1] = 2.0**-62
+        bias[:, ::2] = 0  # so some states of the last token are small enough to be 0
+    ids, scale = np.zeros((n_tokens, 1), np.int32), np.ones((n_tokens, 1), np.float32)
+    relu = {"activation": "relu", "gated": False}
+    whole = [a[:1] for a in (up, down, bias)]
+    # The two projections apart, as layers of one more size: the other projection is then the identity.
+    size = max(hidden, 2 * inter)
+    eye = np.eye(2 * inter, size, dtype=np.float32)[None]
+    widened_up = np.pad(whole[0], ((0, 0), (0, 0), (0, size - hidden)))
+    first = Experts.from_arrays(widened_up, eye.transpose(0, 2, 1), gate_up_bias=whole[2], **relu)
+    second = Experts.from_arrays(eye, np.pad(whole[1], ((0, 0), (0, size - hidden), (0, 0))), **relu)
+    states = first.run(np.pad(x, ((0, 0), (0, size - hidden))), ids, scale)
+    expected = second.run(narrowed(states), ids, scale)[:, :hidden]
+    if layout == "in place":
+        whole = [BFloat16(high_halves(a)) for a in whole]
+    options = {"gate_up_bias": whole[2], "dtype": "bfloat16", "copy": layout == "packed", **relu}
+    experts = Experts.from_arrays(*whole[:2], **options, intermediate_dtype="bfloat16")
+    np.testing.assert_array_equal(experts.run(x, ids, scale), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int4"])
+def test_only_bfloat16_weights_have_narrow_states(dtype):
+    with pytest.raises(InvalidInput, match=rf"bfloat16 weights.*{dtype}.*at intermediate_dtype"):
+        Experts.from_arrays(*weights_of(16, 16)[:2], dtype=dtype, intermediate_dtype="bfloat16")
+    with pytest.raises(InvalidInput, match="at intermediate_dtype"):
+        Experts.from_arrays(*weights_of(16, 16)[:2], dtype="bfloat16", intermediate_dtype="float16")

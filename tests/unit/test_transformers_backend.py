@@ -47,6 +47,7 @@ def _registered():
     register()
     for pack in PACKS:
         register(pack=pack, name=f"colibri-{pack}")
+    register(name="colibri-exact", intermediate_dtype="float32")
 
 
 @pytest.fixture(autouse=True)
@@ -116,13 +117,17 @@ def test_bfloat16_is_at_least_as_close_to_float64_as_eager(family):
     ids = torch.stack([torch.randperm(8)[:2] for _ in range(64)])
     inputs = (hidden, ids, torch.full((64, 2), 0.5, dtype=torch.bfloat16))
     eager = run(model, layer, inputs, "eager")
-    found = {name: run(model, layer, inputs, name) for name in ("colibri", "colibri-bfloat16", "colibri-float32")}
-    exact = exactly(layer, inputs)
-    bound = (eager - exact).square().mean()
-    for value in found.values():
+    names = ("colibri", "colibri-bfloat16", "colibri-float32", "colibri-exact")
+    in_place, packed, wide, exact = (run(model, layer, inputs, name) for name in names)
+    assert torch.equal(in_place, packed)
+    assert torch.equal(wide, exact)
+    assert torch.equal(in_place, exact) == (family == "openai_privacy_filter")  # whose eager form is float32 inside
+    right = exactly(layer, inputs)
+    bound = (eager - right).square().mean()
+    for value in (in_place, exact):
         assert value.dtype == torch.bfloat16
-        assert torch.equal(value, found["colibri"])
-        assert (value - exact).square().mean() <= bound
+        assert (value - right).square().mean() <= bound
+    assert (exact - right).square().mean() <= (in_place - right).square().mean()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -409,7 +414,8 @@ def test_block_scaled_experts_are_decoded_as_transformers_decodes_them(options, 
     layer, (up, down) = scaled_layer(**options)
     hidden = torch.randn((5, 256), generator=torch.Generator().manual_seed(1)).to(dtype)
     ids, weights = torch.tensor([[0, 1], [3, 2], [1, 1], [2, 0], [3, 0]]), torch.full((5, 2), 0.5)
-    experts = Experts.from_arrays(up.to(dtype), down.to(dtype), dtype=str(dtype).removeprefix("torch."))
+    name = str(dtype).removeprefix("torch.")
+    experts = Experts.from_arrays(up.to(dtype), down.to(dtype), dtype=name, intermediate_dtype=name)
     expected = torch.from_numpy(experts.run(hidden.float(), ids, weights)).to(dtype)
     assert torch.equal(layer(hidden, ids, weights), expected)
     layer.down_proj_scale_inv.copy_((layer.down_proj_scale_inv.float() * 2).to(layer.down_proj_scale_inv.dtype))

@@ -116,6 +116,7 @@ static clb_experts_shape shape_of(const clb_shape *s) {
       s->intermediate_size,
       (clb_dtype)s->dtype,
       {(clb_activation)s->activation, s->gated, s->alpha, s->beta, s->limit},
+      0,
   };
 }
 

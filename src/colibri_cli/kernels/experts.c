@@ -29,9 +29,13 @@ size_t clb_input_bytes(const clb_experts_shape *s) {
   if (s->dtype == CLB_BF16) return clb_pairs_bytes(s->hidden_size);
   return quantised(s->dtype) ? clb_row_bytes(s->dtype, s->hidden_size) : 0;
 }
+/* Floats, whole panels of them; behind those, where they are narrow, pairs. */
+static size_t state_floats(const clb_experts_shape *s) {
+  return (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL;
+}
 size_t clb_activation_bytes(const clb_experts_shape *s) {
-  return quantised(s->dtype) ? clb_row_bytes(s->dtype, s->intermediate_size)
-                             : (size_t)blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL * sizeof(float);
+  if (quantised(s->dtype)) return clb_row_bytes(s->dtype, s->intermediate_size);
+  return state_floats(s) * (s->narrow_states ? sizeof(float) + sizeof(uint16_t) : sizeof(float));
 }
 
 size_t clb_lay_out(const clb_experts_shape *s, int biased, const char *payload, clb_expert_pointers *e) {
@@ -237,7 +241,11 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
         for (int i = 0; i < n; i++)
           k->quantize(s->dtype, states + i * ldt, width, h + (r + i) * h_bytes + clb_row_bytes(s->dtype, column));
       } else {
-        k->activate_f32(&s->rule, t, n, ldt, n_panels, (float *)(h + r * h_bytes) + column, h_bytes / sizeof(float));
+        float *states = (float *)(h + r * h_bytes);
+        k->activate_f32(&s->rule, t, n, ldt, n_panels, states + column, h_bytes / sizeof(float));
+        if (s->narrow_states)
+          k->narrow_f32(states + column, n, h_bytes / sizeof(float), ldt / w.n_halves,
+                        (ptrdiff_t)state_floats(s) - column / 2);
       }
     }
   }
@@ -258,8 +266,11 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
       float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
       int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
       row_block rows;
-      rows.n = n, rows.paired = 0;
-      for (int i = 0; i < n; i++) rows.x[i] = (const float *)(h + (r + i) * h_bytes);
+      rows.n = n, rows.paired = s->narrow_states && pairs_up(k, s->dtype) && n > 1;
+      for (int i = 0; i < n; i++) {
+        rows.x[i] = (const float *)(h + (r + i) * h_bytes);
+        rows.pairs[i] = (const char *)(rows.x[i] + state_floats(s));
+      }
       project(k, &w, panel, n_panels, &rows, t, ldt);
       for (int i = 0; i < n; i++) {
         int slot = job->order[first + r + i];

@@ -123,6 +123,10 @@ typedef struct {
   void (*activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
                        float *h, ptrdiff_t ldh);
 
+  /* Rounds x[r][0..n), n a multiple of CLB_PANEL, to bfloat16, and to 0 what linear_pairs could not take; where there is a
+   * linear_pairs, pairs of them go to x[r][pairs_at..]. */
+  void (*narrow_f32)(float *x, int n_rows, ptrdiff_t ldx, int n, ptrdiff_t pairs_at);
+
   /* y[j] = fma(w, t[j], y[j]) for j < n. */
   void (*accumulate_f32)(float w, const float *t, int n, float *y);
 
@@ -244,7 +248,7 @@ void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrd
                      float *bases, ptrdiff_t base_stride, int n_threads);
 
 /* pairs.c: a row of n activations as words of two bfloat16, the first in the upper half, and at its end whether that is
- * exact and nothing too small or not finite; if not, the words are anything. */
+ * exact and nothing too small; if not, the words are anything. */
 size_t clb_pairs_bytes(int n);
 void clb_pair_up(const float *x, int n, void *row);
 int clb_paired(const void *row, int n);
@@ -275,6 +279,7 @@ typedef struct {
   int hidden_size, intermediate_size;
   clb_dtype dtype;
   clb_activation_rule rule;
+  int narrow_states; /* BF16: intermediate states are rounded by narrow_f32 */
 } clb_experts_shape;
 
 typedef struct {

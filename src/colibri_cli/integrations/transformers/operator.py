@@ -18,7 +18,8 @@ _HIDDEN = (torch.float32, torch.bfloat16, torch.float16)
 _LIBRARY = torch.library.Library("colibri", "DEF")
 _LIBRARY.define(
     "experts(Tensor hidden, Tensor ids, Tensor weights, Tensor up, Tensor down, Tensor? up_bias, Tensor? down_bias,"
-    " Tensor? up_scale, Tensor? down_scale, str rule, str pack, int threads) -> Tensor",
+    " Tensor? up_scale, Tensor? down_scale, str rule, str pack, bool narrow,"
+    " int threads) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -30,6 +31,7 @@ def forward(
     top_k_weights: torch.Tensor,
     *,
     pack: str,
+    narrow: bool,
     threads: int,
 ) -> torch.Tensor:
     """Run an experts module of transformers: what its experts interface calls.
@@ -44,13 +46,15 @@ def forward(
     top_k_weights : tensor of any float type, (T, K)
     pack : str
         Empty: in place.
+    narrow : bool
+        Round intermediate states to bfloat16 where hidden states and weights are in it, and where eager does too.
     threads : int
         0: as many as PyTorch uses.
 
     Returns
     -------
     tensor, (T, H)
-        Of the type of ``hidden_states``, computed in float32 and rounded once.
+        Of the type of ``hidden_states``.
 
     Raises
     ------
@@ -90,6 +94,7 @@ def forward(
         down_scale,
         rule,
         pack,
+        narrow,
         threads,
     )
     return result
@@ -107,13 +112,15 @@ def _run(
     down_scale: torch.Tensor | None,
     rule: str,
     pack: str,
+    narrow: bool,
     threads: int,
 ) -> torch.Tensor:
     if hidden.dtype not in _HIDDEN:
         owner = rule.partition(",")[0]
         raise refused(owner, "hidden states of float32, bfloat16 or float16", str(hidden.dtype))
     tensors = Tensors(up, down, up_bias, down_bias, up_scale, down_scale)
-    kernel, experts = STORE.find(tensors, rule, pack, hidden.dtype, threads or _threads(torch.get_num_threads()))
+    threads = threads or _threads(torch.get_num_threads())
+    kernel, experts = STORE.find(tensors, rule, pack, hidden.dtype, threads, narrow=narrow)
     n_experts = len(experts)
     ids = ids.detach()
     if ids.numel() and int(ids.max()) >= n_experts:

@@ -25,6 +25,7 @@ ALPHAS = ("alpha", "swiglu_alpha")  # what transformers' classes call the number
 LIMITS = ("limit", "swiglu_limit")
 NUMBERS = ALPHAS + LIMITS
 WAY_BACK = 'model.set_experts_implementation("eager") is the way back'
+_WIDE = ("OpenAIPrivacyFilterExperts",)  # whose eager form computes bfloat16 layers in float32 to the end
 _QUICK_GELU = 1.702
 _STEPS = (0.0, 1e-3, 0.1, 0.4, 0.8, 1.3, 2.0, 3.1, 4.7, 6.6, 9.8, 15.0, 90.0, 1e4)
 _TOLERANCE = 1e-6  # some gates go through float32; no two formulas are as near to each other
@@ -34,7 +35,8 @@ _TOLERANCE = 1e-6  # some gates go through float32; no two formulas are as near 
 class Rule:
     """A layer's formula and the layout of its weights, in the words of ``Experts.from_arrays``.
 
-    ``scales`` is the (rows, columns) of a block of weights that share a scale; None where weights have none.
+    ``wide``: intermediate states are float32 in a bfloat16 model too. ``scales`` is the (rows, columns) of a block of
+    weights that share a scale; None where weights have none.
     """
 
     owner: str
@@ -42,6 +44,7 @@ class Rule:
     gated: bool
     interleaved: bool
     transposed: bool
+    wide: bool
     alpha: float
     beta: float
     limit: float  # infinity: none
@@ -50,7 +53,7 @@ class Rule:
     def __str__(self) -> str:
         """Give all of it in a word, as an operator's argument."""
         rows, columns = self.scales or (0, 0)
-        flags = f"{self.gated:d},{self.interleaved:d},{self.transposed:d}"
+        flags = f"{self.gated:d},{self.interleaved:d},{self.transposed:d},{self.wide:d}"
         numbers = f"{self.alpha!r},{self.beta!r},{self.limit!r},{rows},{columns}"
         return f"{self.owner},{self.activation},{flags},{numbers}"
 
@@ -58,11 +61,11 @@ class Rule:
     def parse(cls, word: str) -> Rule:
         """Take what ``str`` gives."""
         owner, activation, *rest = word.split(",")
-        gated, interleaved, transposed = (flag == "1" for flag in rest[:3])
-        alpha, beta, limit = map(float, rest[3:6])
-        rows, columns = map(int, rest[6:])
+        gated, interleaved, transposed, wide = (flag == "1" for flag in rest[:4])
+        alpha, beta, limit = map(float, rest[4:7])
+        rows, columns = map(int, rest[7:])
         scales = (rows, columns) if rows else None
-        return cls(owner, activation, gated, interleaved, transposed, alpha, beta, limit, scales)
+        return cls(owner, activation, gated, interleaved, transposed, wide, alpha, beta, limit, scales)
 
 
 _known: WeakKeyDictionary[torch.nn.Module, tuple[tuple[Any, ...], str]] = WeakKeyDictionary()
@@ -108,6 +111,7 @@ def _find(module: torch.nn.Module) -> Rule:
         gated=gated,
         interleaved=found.interleaved,
         transposed=bool(getattr(module, "is_transposed", False)),
+        wide=type(module).__name__ in _WIDE,
         alpha=found.alpha,
         beta=found.beta,
         limit=found.limit,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -59,6 +59,7 @@ class Shape:
     beta: float
     limit: float | None
     dtype: int
+    narrow_states: bool = False
 
 
 class Kernel:
@@ -75,6 +76,7 @@ class Kernel:
             threads=threads,
             max_tokens=_MAX_TOKENS,
             dtype=shape.dtype,
+            narrow_states=shape.narrow_states,
         )
 
 
@@ -85,7 +87,8 @@ class Held:
     stamps: list[tuple[Any, ...]]
     experts: _core.ExpertSet
     shape: Shape
-    kernels: dict[int, Kernel]  # by threads
+    may_be_narrow: bool
+    kernels: dict[tuple[int, bool], Kernel]  # by threads, and whether intermediate states are narrow
     watches: list[weakref.ref[torch.UntypedStorage]]
     witnesses: list[tuple[torch.Tensor, int]]  # of the tensors' counts of changes, and those counts; in place, none
 
@@ -115,7 +118,7 @@ class Store:
         self._held.clear()
 
     def find(
-        self, tensors: Tensors, rule: str, pack: str, dtype: torch.dtype, threads: int
+        self, tensors: Tensors, rule: str, pack: str, dtype: torch.dtype, threads: int, *, narrow: bool
     ) -> tuple[_core.ExpertKernel, _core.ExpertSet]:
         """Give the experts of tensors that the caller holds meanwhile, made now where there are none yet.
 
@@ -129,6 +132,8 @@ class Store:
         dtype : dtype
             Of the hidden states; block-scaled weights are held in it unless they are packed into another.
         threads : int
+        narrow : bool
+            Have bfloat16 intermediate states where hidden states and weights are in it, and the rule is not wide.
 
         Raises
         ------
@@ -141,9 +146,11 @@ class Store:
         held = self._held.get(key)
         if held is None or not held.holds(stamps):
             held = self._make(key, tensors, stamps, dtype)
-        kernel = held.kernels.get(threads)
+        narrow = narrow and held.may_be_narrow and dtype == torch.bfloat16
+        kernel = held.kernels.get((threads, narrow))
         if kernel is None:
-            kernel = held.kernels[threads] = self._kernel(held.shape, threads)
+            kernel = self._kernel(replace(held.shape, narrow_states=narrow), threads)
+            held.kernels[threads, narrow] = kernel
         return kernel.core, held.experts
 
     def _make(self, key: tuple[Any, ...], tensors: Tensors, stamps: list[tuple[Any, ...]], dtype: torch.dtype) -> Held:
@@ -161,7 +168,8 @@ class Store:
                 entries = _entries(kernel.core, tensors, rule, held_as, copied=copied)
                 drop = partial(_drop, self._held, key, stamps)
                 watches = [weakref.ref(tensor.untyped_storage(), drop) for tensor in present]
-                held = Held(stamps, _core.ExpertSet(entries), shape, {1: kernel}, watches, witnesses)
+                narrow = held_as == "bfloat16" and not rule.wide
+                held = Held(stamps, _core.ExpertSet(entries), shape, narrow, {(1, False): kernel}, watches, witnesses)
             self._held[key] = held
             return held
 

@@ -60,7 +60,6 @@ class MoELayer:
         cache_experts: int = 4,
         threads: int | None = None,
         max_tokens: int = 512,
-        *,
         intermediate_dtype: str = "float32",
     ) -> Self:
         """Open one layer of a bundle of layers, as ``colibri pack`` writes it.

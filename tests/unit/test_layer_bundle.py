@@ -78,13 +78,14 @@ class Layer:
         self.correction = numbers(seed + 22, E) if plan.router.correction_bias else None
         self.gate = numbers(seed + 23, H) if plan.shared and plan.shared.gated else None
 
-    def of_arrays(self, dtype):
+    def of_arrays(self, dtype, **options):
         rule = {name: value for name, value in vars(self.plan.router).items() if "bias" not in name}
         router = Router.from_array(
             self.weight, self.bias, correction_bias=self.correction, top_k=self.plan.top_k, **rule
         )
-        experts = Experts.from_arrays(**self.experts.arrays(), dtype=dtype)
-        shared = self.shared and SharedExpert(Experts.from_arrays(**self.shared.arrays(), dtype=dtype), self.gate)
+        experts = Experts.from_arrays(**self.experts.arrays(), dtype=dtype, **options)
+        shared = self.shared and Experts.from_arrays(**self.shared.arrays(), dtype=dtype, **options)
+        shared = shared and SharedExpert(shared, self.gate)
         return MoELayer(router, experts, shared=shared)
 
     def write(self, folder, config):
@@ -169,6 +170,18 @@ def test_options_arrive(folder):
     assert (layer.shared.expert.stats()["misses"], layer.experts.shape.dtype) == (1, "int8")
     with pytest.raises(InvalidInput, match="loading"):
         MoELayer.open(folder, 4, loading="lazy")
+
+
+@pytest.mark.parametrize("loading", LOADINGS)
+def test_narrow_states_of_files_are_those_of_arrays(loading, tmp_path):
+    plan = PLANS["gated shared expert"]
+    bundle = bundle_of(plan, tmp_path / "bundle", "bfloat16")
+    layer = MoELayer.open(bundle, 4, loading=loading, intermediate_dtype="bfloat16")
+    narrow = Layer(plan, 4).of_arrays("bfloat16", intermediate_dtype="bfloat16")(X)
+    np.testing.assert_array_equal(layer(X), narrow)
+    assert (narrow != Layer(plan, 4).of_arrays("bfloat16")(X)).any()
+    with pytest.raises(InvalidInput, match="at intermediate_dtype"):
+        MoELayer.open(bundle, 4, loading=loading, intermediate_dtype="int8")
 
 
 def test_a_swapped_expert(folder):

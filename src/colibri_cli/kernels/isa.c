@@ -24,8 +24,7 @@ static int runs_avx512(void) {
   return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 }
-/* AMD documents vdpbf16ps as two fused multiply-adds, Intel as two links that round like them: asked of each processor,
- * once, with numbers of all signs and sizes, ties, infinities and NaNs. */
+/* Intel's manual has vdpbf16ps as two fused multiply-adds, the upper half's first. Each processor is asked, once. */
 static int runs_avx512_bf16(void) {
   static int answer = -1;
   int known = __atomic_load_n(&answer, __ATOMIC_RELAXED);

@@ -43,9 +43,10 @@ def map_weights(folder: Path, shape: Shape) -> Weights:
 
 
 def tokens(shape: Shape, n_tokens: int) -> Batch:
-    """Draw hidden states and a gate's logits; route by top-k, then softmax."""
+    """Draw hidden states, which bfloat16 holds, and a gate's logits; route by top-k, then softmax."""
     rng = np.random.default_rng(_SEED)
     hidden = rng.standard_normal((n_tokens, shape.hidden_size), np.float32)
+    hidden.view(np.uint32)[:] &= np.uint32(0xFFFF0000)
     logits = rng.standard_normal((n_tokens, shape.n_experts), np.float32)
     ids = np.argsort(-logits, axis=1, kind="stable")[:, : shape.top_k].astype(np.int32)
     raised = np.exp(np.take_along_axis(logits, ids, axis=1).astype(np.float64))

@@ -50,10 +50,10 @@ class ColibriEngine:
             shape.intermediate_size,
             _core.ACTIVATIONS[shape.activation],
             shape.gated,
-            True,
             threads=threads,
             max_tokens=_MOST_TOKENS,
             dtype=_core.DTYPES[self._dtype],
+            narrow_states=self._dtype == "bfloat16",  # as in a model of that type, and as the others have them
         )
         self._experts = Experts(kernel, shape, list(self._packed._set), loading="static", source=ARRAYS)
 

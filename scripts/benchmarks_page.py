@@ -38,8 +38,8 @@ METHOD = """\
 One routed MoE layer of SwiGLU experts without bias, whatever else the model adds; random Gaussian weights; each token's
 experts and their weights are given, so routing is not part of the work (ONNX Runtime takes logits, and does its own
 top-k and softmax, a small part). Every arm gets the same weights, states and routing, packed or converted beforehand.
-The states are numbers that bfloat16 holds. With bfloat16 weights, intermediate states are bfloat16 too: Colibri rounds them
-once (`intermediate_dtype="bfloat16"`), ggml likewise, PyTorch after every step.
+The states are numbers that bfloat16 holds. With bfloat16 weights, intermediate states are bfloat16 too: Colibri rounds
+them once (`intermediate_dtype="bfloat16"`), ggml likewise, PyTorch after every step.
 
 Each arm is a process that imports its own library alone. Its answer is held against float64 first, for each batch and
 number of threads; a wrong arm would be reported and not timed. Then the arms take turns, {rounds} rounds at most, one

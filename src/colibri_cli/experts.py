@@ -360,9 +360,7 @@ def _checked(shape: ExpertShape) -> ExpertShape:
     )
 
 
-def _kernel(
-    shape: ExpertShape, threads: int | None, max_tokens: int, intermediate_dtype: str
-) -> _core.ExpertKernel:
+def _kernel(shape: ExpertShape, threads: int | None, max_tokens: int, intermediate_dtype: str) -> _core.ExpertKernel:
     check_choice("intermediate_dtype", intermediate_dtype, ("float32", "bfloat16"))
     narrow = intermediate_dtype == "bfloat16"
     if narrow and shape.dtype != "bfloat16":

@@ -12,51 +12,13 @@ from colibri_cli import bundle
 from colibri_cli.config import read_sound
 from colibri_cli.errors import InvalidInput
 from colibri_cli.formats.experts import ExpertShape
+from colibri_cli.formats.layers import LayerRouter, LayerShared
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 TASK = "moe-layers"
 ARTIFACT = "experts/expert_{i}.bin"
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRouter:
-    """How experts are chosen and weighed: the options of ``Router.from_array``.
-
-    Attributes
-    ----------
-    bias, correction_bias : bool
-        Whether there are such files.
-    masked_score : float
-        0.0 or -inf.
-    """
-
-    kind: str
-    renormalize: bool
-    scale: float
-    bias: bool
-    correction_bias: bool
-    n_groups: int
-    topk_groups: int
-    group_score: str
-    masked_score: float
-    epsilon: float
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShared:
-    """The expert that every token goes through.
-
-    Attributes
-    ----------
-    intermediate_size : int
-    gated : bool
-        Whether ``sigmoid(gate @ x)`` multiplies its output; there is a file of the gate then.
-    """
-
-    intermediate_size: int
-    gated: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,9 @@ def test_an_interrupt_exits_130():
         [*PROGRAM, "infer", "--text", "hello " * 1000, "--repeat", "1000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a job in the background ignores it
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),  # a job in the background ignores it
     ) as running:
         time.sleep(2)
         running.send_signal(signal.SIGINT)

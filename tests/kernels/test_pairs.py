@@ -51,38 +51,36 @@ def test_the_bits_are_those_of_fmas(hidden, inter, n_tokens, layout):
     np.testing.assert_array_equal(run(*arrays, x, layout=layout), by_fmas(*arrays, x))
 
 
-def halves(array):
-    array[..., ::2] = 0
-    return array
+def times(name, factor):
+    def change(arrays):
+        arrays[name] *= np.float32(factor)
+
+    return change
 
 
-TINY = np.float32(2.0**-70)  # squared it is a denormal
+def put(name, index, value):
+    def change(arrays):
+        arrays[name][index] = value
+
+    return change
+
+
+TINY = 2.0**-70  # squared it is a denormal
+EVERY = slice(None)
 CASES = {
-    "a float32 among the states": lambda up, down, bias, x: x.__setitem__((3, -1), np.float32(1 / 3)),
-    "tiny states": lambda up, down, bias, x: x.__imul__(TINY),
-    "a denormal state": lambda up, down, bias, x: (
-        x.__setitem__((2, slice(None)), 0),
-        x.__setitem__((2, 5), np.float32(2.0**-133)),
-        bias.__imul__(0),
-    ),
-    "tiny weights": lambda up, down, bias, x: up.__imul__(TINY),
-    "a denormal weight": lambda up, down, bias, x: (
-        up.__imul__(0),
-        up.__setitem__((slice(None), 30, 7), np.float32(2.0**-133)),
-        bias.__imul__(0),
-    ),
-    "both tiny": lambda up, down, bias, x: (up.__imul__(TINY), x.__imul__(TINY), bias.__imul__(0)),
-    "a denormal bias": lambda up, down, bias, x: (
-        up.__imul__(0),
-        bias.__imul__(0),
-        bias.__setitem__((slice(None), 20), np.float32(2.0**-130)),
-    ),
-    "zeros": lambda up, down, bias, x: (halves(up), halves(x), bias.__imul__(0)),
-    "negative zeros": lambda up, down, bias, x: (up.__imul__(np.float32(-0.0)), bias.__imul__(np.float32(-0.0))),
-    "large": lambda up, down, bias, x: (up.__imul__(np.float32(2.0**64)), x.__imul__(np.float32(2.0**58))),
-    "infinite states": lambda up, down, bias, x: x.__setitem__((4, 1), np.inf),
-    "states that are NaN": lambda up, down, bias, x: x.__setitem__((4, 1), np.nan),
-    "infinite weights": lambda up, down, bias, x: up.__setitem__((slice(None), 3, 1), -np.inf),
+    "a float32 among the states": [put("x", (3, -1), np.float32(1 / 3))],
+    "tiny states": [times("x", TINY)],
+    "a denormal state": [put("x", 2, 0), put("x", (2, 5), 2.0**-133), times("bias", 0)],
+    "tiny weights": [times("up", TINY)],
+    "a denormal weight": [times("up", 0), put("up", (EVERY, 30, 7), 2.0**-133), times("bias", 0)],
+    "both tiny": [times("up", TINY), times("x", TINY), times("bias", 0)],
+    "a denormal bias": [times("up", 0), times("bias", 0), put("bias", (EVERY, 20), 2.0**-130)],
+    "zeros": [put("up", (..., slice(None, None, 2)), 0), put("x", (..., slice(None, None, 2)), 0), times("bias", 0)],
+    "negative zeros": [times("up", -0.0), times("bias", -0.0)],
+    "large": [times("up", 2.0**64), times("x", 2.0**58)],
+    "infinite states": [put("x", (4, 1), np.inf)],
+    "states that are NaN": [put("x", (4, 1), np.nan)],
+    "infinite weights": [put("up", (EVERY, 3, 1), -np.inf)],
 }
 
 
@@ -92,7 +90,8 @@ def test_what_pairs_would_get_wrong_is_left_to_fmas(case, layout):
     up, down, bias = weights_of(38, 16)
     down = rounded(np.concatenate([down, down], 2) * np.float32(1 if case == "large" else 2.0**64))  # a denormal shows
     x = rounded(numbers(6, 29, 38))
-    CASES[case](up, down, bias, x)
+    for change in CASES[case]:
+        change({"up": up, "bias": bias, "x": x})
     relu = {"activation": "relu", "gated": False}
     np.testing.assert_array_equal(run(up, down, bias, x, layout=layout, **relu), by_fmas(up, down, bias, x, **relu))
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibri_cli.config import BalanceConfig, ModelConfig, RouterConfig
-from colibri_cli.layer_bundle import LayerBundle, LayerRouter, LayerShared
+from colibri_cli.formats.layers import LayerRouter, LayerShared
+from colibri_cli.layer_bundle import LayerBundle
 from colibri_cli.validate import RULES
 from colibri_cli.validate.json_parser import parse
 from colibri_cli.validate.schema_check import check, load_schema

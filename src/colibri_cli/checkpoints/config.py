@@ -8,11 +8,12 @@ from colibri_cli import _core
 from colibri_cli.checkpoints import gates
 from colibri_cli.checkpoints.families import FAMILIES, REFUSED
 from colibri_cli.checkpoints.family import ACTIVATIONS
-from colibri_cli.checkpoints.plan import ModelPlan, SharedPlan
+from colibri_cli.checkpoints.plan import ModelPlan
 from colibri_cli.checkpoints.settings import Key, Settings
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.formats.checked_file import CheckedFile
 from colibri_cli.formats.json_objects import read_object
+from colibri_cli.formats.layers import LayerShared
 from colibri_cli.formats.tensor import shown
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def plan_of(name: str, family: Family, settings: Settings) -> tuple[ModelPlan, i
     return plan, n_layers
 
 
-def _shared_plan(family: Family, settings: Settings) -> SharedPlan | None:
+def _shared_plan(family: Family, settings: Settings) -> LayerShared | None:
     shared = family.shared
     if shared is None:
         return None
@@ -122,7 +123,7 @@ def _shared_plan(family: Family, settings: Settings) -> SharedPlan | None:
     if size > _MAX_SIZE:
         raise InvalidInput(expected=f"a shared expert of at most {_MAX_SIZE}", got=str(size), at=settings.at)
     _check_only(settings, shared.only)
-    return SharedPlan(size, shared.gate is not None)
+    return LayerShared(size, shared.gate is not None)
 
 
 def _check_only(settings: Settings, only: Only) -> None:

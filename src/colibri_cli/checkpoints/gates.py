@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from colibri_cli.checkpoints.plan import RouterPlan
 from colibri_cli.checkpoints.settings import Key, Settings
 from colibri_cli.errors import InvalidInput
+from colibri_cli.formats.layers import LayerRouter
 from colibri_cli.gate_rule import EPSILON, gate_rule
 
 N_EXPERTS = Key(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"))
@@ -42,7 +42,7 @@ class Gate:
     epsilon: float = EPSILON
     scoring: tuple[str, ...] = ()
 
-    def plan(self, settings: Settings, n_experts: int, top_k: int) -> RouterPlan:
+    def plan(self, settings: Settings, n_experts: int, top_k: int) -> LayerRouter:
         """Fill in the config's values.
 
         Raises
@@ -53,7 +53,7 @@ class Gate:
         if self.scoring:
             _check_word(settings, Key("scoring_func", self.scoring[0]), self.scoring)
         corrected = self.correction is not None and _boolean(settings, self.corrected)
-        plan = RouterPlan(
+        plan = LayerRouter(
             kind=self.kind,
             renormalize=_boolean(settings, self.renormalize),
             scale=settings.number(self.scale) if isinstance(self.scale, Key) else self.scale,

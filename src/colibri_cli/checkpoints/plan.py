@@ -3,44 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-
-@dataclass(frozen=True, slots=True)
-class RouterPlan:
-    """The gate's options, in the words of :meth:`colibri_cli.Router.from_array`.
-
-    Attributes
-    ----------
-    bias, correction_bias : bool
-        Whether each layer has one.
-    """
-
-    kind: str
-    renormalize: bool
-    scale: float
-    bias: bool
-    correction_bias: bool
-    n_groups: int
-    topk_groups: int
-    group_score: str
-    masked_score: float
-    epsilon: float
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPlan:
-    """The shared expert: an FFN of the experts' kind, never with biases.
-
-    Attributes
-    ----------
-    intermediate_size : int
-        Several shared experts count as one of their joint size.
-    gated : bool
-        Whether ``sigmoid(gate @ x)`` multiplies its output.
-    """
-
-    intermediate_size: int
-    gated: bool
+if TYPE_CHECKING:
+    from colibri_cli.formats.layers import LayerRouter, LayerShared
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +36,6 @@ class ModelPlan:
     beta: float
     limit: float | None
     biased: bool
-    router: RouterPlan
-    shared: SharedPlan | None
+    router: LayerRouter
+    shared: LayerShared | None
     layers: tuple[int, ...]

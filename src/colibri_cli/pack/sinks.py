@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from colibri_cli.errors import InvalidInput
@@ -22,34 +23,22 @@ class Sink(Protocol):
         """Take a file, by its name in the layer's folder."""
 
 
+@dataclass(frozen=True, slots=True)
 class Files:
-    """Writes them.
+    """Writes them into the layer's folder."""
 
-    Parameters
-    ----------
-    folder : Path
-        The layer's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    folder: Path
 
     def put(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
         """Write a file; see `write_atomically`."""
-        write_atomically(self._folder / name, parts)
+        write_atomically(self.folder / name, parts)
 
 
+@dataclass(frozen=True, slots=True)
 class SameFiles:
-    """Compares them with those that are there.
+    """Compares them with those that are in the layer's folder."""
 
-    Parameters
-    ----------
-    folder : Path
-        The layer's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    folder: Path
 
     def put(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
         """Read a file back.
@@ -61,7 +50,7 @@ class SameFiles:
         UsageError
             It is missing or cannot be read.
         """
-        with CheckedFile(self._folder / name) as file:
+        with CheckedFile(self.folder / name) as file:
             n_bytes = sum(memoryview(part).nbytes for part in parts)
             if file.size != n_bytes:
                 raise _differs(file, f"{n_bytes} bytes", f"{file.size} bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,23 +52,24 @@ def open_layer(
     if not is_folder(folder):
         raise UsageError(expected="a bundle's folder", got="no such folder", at=str(folder))
     value = read_sound(folder / "config.json")
+    open_experts = partial(
+        Experts.open, loading=loading, threads=threads, max_tokens=max_tokens, intermediate_dtype=intermediate_dtype
+    )
     if value["task"] != TASK:
         check_integer("layer", layer, 0, 0)
         config = model_config(value)
         router = _classifiers_router(config, folder, threads)
-        options = {"intermediate_dtype": intermediate_dtype}
-        return LayerParts(router, Experts.open(folder, loading, cache_experts, threads, max_tokens, **options), None)
+        return LayerParts(router, open_experts(folder, cache_experts=cache_experts), None)
     layers = layer_bundle(value)
     layer = check_integer("layer", layer, 0, max(layers.layers))
     for name, size in layers.file_sizes(layer).items():
         with CheckedFile(folder / name) as file:
             file.check_size(size, "as config.json says")
     folder /= layer_folder(layer)
-    sizes = {"threads": threads, "max_tokens": max_tokens, "intermediate_dtype": intermediate_dtype}
-    experts = Experts.open(folder, loading, cache_experts, shape=layers.shape, files=layers.expert_names, **sizes)
+    experts = open_experts(folder, cache_experts=cache_experts, shape=layers.shape, files=layers.expert_names)
     shared, shape = None, layers.shared_shape
     if layers.shared is not None:
-        expert = Experts.open(folder, loading, 1, shape=shape, files=["shared.bin"], **sizes)
+        expert = open_experts(folder, cache_experts=1, shape=shape, files=["shared.bin"])
         gate = _read(folder / "shared_gate.bin", layers.hidden_size) if layers.shared.gated else None
         shared = SharedExpert(expert, gate)
     return LayerParts(_router(layers, folder, threads), experts, shared)

@@ -202,7 +202,7 @@ static void check_pairs(const clb_kernels *k, int n_rows, int n_inputs) {
   for (int j = 0; j < OUTPUTS; j++) init[j] = number();
   for (int r = 0; r < n_rows; r++) {
     for (int i = 0; i < n_inputs; i++) x[r][i] = rintf(number() * 64.0f) / (float)(1 << i % 8);
-    clb_pair_up(x[r], n_inputs, pairs[r]);
+    k->pair_up(x[r], n_inputs, pairs[r]);
     alike &= clb_paired(pairs[r], n_inputs);
     rows[r] = x[r], paired[r] = (const float *)pairs[r];
   }

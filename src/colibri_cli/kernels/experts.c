@@ -71,8 +71,8 @@ typedef struct {
   int n, paired;
 } row_block;
 
-/* c[r][...] = n_panels of b over the rows' inputs first..first + n - 1; first is even. linear_pairs goes as far as it may;
- * FMAs do what is left, and a last odd input. */
+/* c[r][...] = n_panels of b over the rows' inputs first..first + n - 1; first is even. linear_pairs goes as far as it
+ * may; FMAs do what is left, and a last odd input. */
 static void linear_rows(const clb_kernels *k, clb_dtype dtype, const row_block *rows, int first, int n, clb_panels b,
                         int n_panels, const float *init, float *c, ptrdiff_t ldc) {
   const float *x[CLB_ROW_BLOCK];
@@ -95,7 +95,8 @@ static void linear_rows(const clb_kernels *k, clb_dtype dtype, const row_block *
   a.k = n;
   b.data = (const char *)b.data + done * b.panel_stride;
   if (b.bases) b.bases += done;
-  linear_of(k, dtype)(&a, rows->n, &b, n_panels - done, init ? init + done * CLB_PANEL : NULL, c + done * CLB_PANEL, ldc);
+  linear_of(k, dtype)(&a, rows->n, &b, n_panels - done, init ? init + done * CLB_PANEL : NULL, c + done * CLB_PANEL,
+                      ldc);
 }
 
 /* One projection of one expert: n_outputs columns from n_inputs. */
@@ -340,7 +341,7 @@ static void begin_task(void *arg, int index, int worker) {
     const float *x = job->x + t * job->x_stride;
     char *input = (char *)job->inputs + t * clb_input_bytes(job->shape);
     if (quantised(job->shape->dtype)) s->k->quantize(job->shape->dtype, x, hidden, input);
-    else clb_pair_up(x, hidden, input);
+    else s->k->pair_up(x, hidden, input);
   }
 }
 

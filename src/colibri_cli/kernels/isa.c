@@ -57,7 +57,8 @@ static const char *const names[] = {
 #ifdef __aarch64__
     "neon",
 #endif
-    "scalar", NULL};
+    "scalar",      NULL,
+};
 
 const char *const *clb_isa_names(void) { return names; }
 

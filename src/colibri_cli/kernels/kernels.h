@@ -33,8 +33,8 @@ enum {
 enum { CLB_GROUP = 32 };    /* inputs that share a scale */
 #define CLB_SMALLEST 1e-35f /* I8 and I4 weights below this are held as 0: 1 / scale must stay finite */
 
-/* Where linear_pairs may be used: bfloat16 activations (float32 bits), weights (bits) and starts of chains that are 0 or
- * at least this large. Every sum on the way is then a multiple of 2^-126, so there are no denormals. */
+/* Where linear_pairs may be used: bfloat16 activations (float32 bits), weights (bits) and starts of chains that are 0
+ * or at least this large. Every sum on the way is then a multiple of 2^-126, so there are no denormals. */
 enum { CLB_LEAST_INPUT = (127 - 60) << 23, CLB_LEAST_WEIGHT = (127 - 52) << 7 };
 #define CLB_LEAST_START 0x1p-103f
 
@@ -93,10 +93,14 @@ typedef struct {
 
   clb_linear linear_f32, linear_bf16, linear_i8, linear_i4;
 
-  /* linear_bf16 for rows that clb_pair_up has made, an even number of inputs in one segment; NULL: not here. Returns how
-   * many panels are done; it stops before one whose weights or starts are too small (CLB_LEAST_WEIGHT). */
+  /* linear_bf16 for rows that pair_up has made, an even number of inputs in one segment; NULL: not here. Returns
+   * how many panels are done; it stops before one whose weights or starts are too small (CLB_LEAST_WEIGHT). */
   int (*linear_pairs)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
                       ptrdiff_t ldc);
+
+  /* A row of n activations as words of two bfloat16, the first in the upper half, and at its end whether that is exact
+   * and nothing too small (clb_paired); if not, the words are anything. */
+  void (*pair_up)(const float *x, int n, void *row);
 
   /* One row, or whole groups of one, as linear_i8 and linear_i4 take it: for each group of 32 values (zeros beyond
    * n_inputs) 32 int16 and a float scale (I8), or 32 int8, a float scale and scale x sum (I4). */
@@ -123,8 +127,8 @@ typedef struct {
   void (*activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
                        float *h, ptrdiff_t ldh);
 
-  /* Rounds x[r][0..n), n a multiple of CLB_PANEL, to bfloat16, and to 0 what linear_pairs could not take; where there is a
-   * linear_pairs, pairs of them go to x[r][pairs_at..]. */
+  /* Rounds x[r][0..n), n a multiple of CLB_PANEL, to bfloat16, and to 0 what linear_pairs could not take; where there
+   * is a linear_pairs, pairs of them go to x[r][pairs_at..]. */
   void (*narrow_f32)(float *x, int n_rows, ptrdiff_t ldx, int n, ptrdiff_t pairs_at);
 
   /* y[j] = fma(w, t[j], y[j]) for j < n. */
@@ -247,10 +251,8 @@ void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrd
                      ptrdiff_t input_stride, int n_outputs, int n_inputs, void *panels, ptrdiff_t panel_stride,
                      float *bases, ptrdiff_t base_stride, int n_threads);
 
-/* pairs.c: a row of n activations as words of two bfloat16, the first in the upper half, and at its end whether that is
- * exact and nothing too small; if not, the words are anything. */
+/* pairs.c: rows that pair_up has made of n activations. */
 size_t clb_pairs_bytes(int n);
-void clb_pair_up(const float *x, int n, void *row);
 int clb_paired(const void *row, int n);
 int clb_pairs_are_chains(const clb_kernels *k); /* whether linear_pairs gives linear_bf16's bits on this processor */
 
@@ -300,7 +302,7 @@ typedef struct {
 size_t clb_lay_out(const clb_experts_shape *shape, int biased, const char *payload, clb_expert_pointers *e);
 size_t clb_up_panels(const clb_experts_shape *shape);
 size_t clb_down_panels(const clb_experts_shape *shape);
-size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input as weights want it, or 0: as it is */
+size_t clb_input_bytes(const clb_experts_shape *shape);      /* one token's input as weights want it, or 0: as it is */
 size_t clb_activation_bytes(const clb_experts_shape *shape); /* one slot's intermediate state */
 /* Quantises or pairs up x where the weights want that. Before the first clb_experts_add of a job. */
 void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads);

@@ -11,7 +11,8 @@ static inline __m512i weight_pairs(const char *w) {
   return _mm512_permutexvar_epi16(columns, _mm512_loadu_si512(w));
 }
 
-/* Two panels; n_rows is a compile-time constant, as in linear.h. Returns whether the weights allow it; else c is as it was. */
+/* Two panels; n_rows is a compile-time constant, as in linear.h. Returns whether the weights allow it; else c is as it
+ * was. */
 static inline __attribute__((always_inline)) int tile_pairs(const clb_input *a, int row, int n_rows,
                                                             const clb_panels *b, int panel, ptrdiff_t ahead,
                                                             const float *init, ptrdiff_t ldi, float *c, ptrdiff_t ldc) {
@@ -78,4 +79,22 @@ int KERNEL(linear_pairs)(const clb_input *a, int n_rows, const clb_panels *b, in
       if (!done) return panel; /* at the first tile: all rows meet the same weights */
     }
   return panel;
+}
+
+/* Two floats are 64 bits, of which a pair is the upper half of each. */
+void KERNEL(pair_up)(const float *x, int n, void *row) {
+  int32_t exact = 1;
+  for (int i = 0; i < n && exact; i += LANES) {
+    __mmask16 there = (__mmask16)(n - i < LANES ? (1 << (n - i)) - 1 : 0xffff);
+    __m512i bits = _mm512_maskz_loadu_epi32(there, x + i), size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    __mmask16 below = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0xffff));
+    __mmask16 small =
+        _mm512_mask_cmplt_epi32_mask(_mm512_test_epi32_mask(size, size), size, _mm512_set1_epi32(CLB_LEAST_INPUT));
+    exact = !(below | small);
+    __m512i first = _mm512_and_si512(bits, _mm512_set1_epi64(0xffff0000)), second = _mm512_srli_epi64(bits, 48);
+    _mm512_mask_cvtepi64_storeu_epi32((uint16_t *)row + i,
+                                      (__mmask8)((1 << ((n - i < LANES ? n - i : LANES) + 1) / 2) - 1),
+                                      _mm512_or_si512(first, second));
+  }
+  memcpy((char *)row + clb_pairs_bytes(n) - sizeof exact, &exact, sizeof exact);
 }

@@ -29,8 +29,23 @@
 #define CLB_STRING(x) CLB_STRING_(x)
 
 const clb_kernels CLB_JOIN(clb_kernels_, CLB_ISA) = {
-    CLB_STRING(CLB_ISA),  KERNEL(linear_f32),     KERNEL(linear_bf16),   KERNEL(linear_i8), KERNEL(linear_i4),
-    NULL,                 KERNEL(quantize),       KERNEL(transpose_f32), KERNEL(pack_group), KERNEL(fill_panels),
-    KERNEL(widen_f16),    KERNEL(activate_f32),   KERNEL(narrow_f32),    KERNEL(accumulate_f32), KERNEL(softmax_f32),
-    KERNEL(score_f32),    KERNEL(gate_f32),       KERNEL(peak_f32),
+    CLB_STRING(CLB_ISA),
+    KERNEL(linear_f32),
+    KERNEL(linear_bf16),
+    KERNEL(linear_i8),
+    KERNEL(linear_i4),
+    NULL,
+    NULL,
+    KERNEL(quantize),
+    KERNEL(transpose_f32),
+    KERNEL(pack_group),
+    KERNEL(fill_panels),
+    KERNEL(widen_f16),
+    KERNEL(activate_f32),
+    KERNEL(narrow_f32),
+    KERNEL(accumulate_f32),
+    KERNEL(softmax_f32),
+    KERNEL(score_f32),
+    KERNEL(gate_f32),
+    KERNEL(peak_f32),
 };

@@ -1,4 +1,4 @@
-/* Activations as linear_pairs takes them, and a processor's answer to whether it may be used. */
+/* Rows of activations as linear_pairs takes them, and a processor's answer to whether it may be used. */
 #include <string.h>
 
 #include "kernels.h"
@@ -11,29 +11,8 @@ int clb_paired(const void *row, int n) {
   return exact;
 }
 
-/* Some at a time, so that a row of float32 is found out early. */
-void clb_pair_up(const float *x, int n, void *row) {
-  enum { BLOCK = 64 };
-  uint32_t bits[BLOCK], *pairs = row;
-  int32_t exact = 1;
-  for (int i = 0; i < n && exact; i += BLOCK, pairs += BLOCK / 2) {
-    int n_now = n - i < BLOCK ? n - i : BLOCK;
-    memset(bits, 0, sizeof bits);
-    memcpy(bits, x + i, (size_t)n_now * sizeof(float));
-    uint32_t below = 0, small = 0;
-    for (int j = 0; j < BLOCK; j++) {
-      uint32_t size = bits[j] & 0x7fffffff;
-      below |= bits[j] & 0xffff;
-      small |= (size != 0) & (size < CLB_LEAST_INPUT);
-    }
-    exact = !below && !small;
-    for (int j = 0; j < BLOCK; j += 2) bits[j / 2] = bits[j] | bits[j + 1] >> 16;
-    memcpy(pairs, bits, (size_t)(n_now + 1) / 2 * sizeof(uint32_t));
-  }
-  memcpy((char *)row + clb_pairs_bytes(n) - sizeof exact, &exact, sizeof exact);
-}
-
-/* A bfloat16 of either sign: 0, infinite or NaN at times, else from 2^-17 to 2^14, so that sums cancel, round and tie. */
+/* A bfloat16 of either sign: 0, infinite or NaN at times, else from 2^-17 to 2^14, so that sums cancel, round and tie.
+ */
 static __attribute__((cold)) uint32_t any_number(uint64_t bits, int finite) {
   uint32_t kind = bits >> 32 & 15, sign = (uint32_t)(bits >> 16 & 0x8000), fraction = bits & 127;
   if (kind == 0) return sign;
@@ -58,7 +37,7 @@ __attribute__((cold)) int clb_pairs_are_chains(const clb_kernels *k) {
         uint32_t number = any_number(NEXT, try % 4) << 16;
         memcpy(&x[r][i], &number, sizeof number);
       }
-      clb_pair_up(x[r], INPUTS, pairs[r]);
+      k->pair_up(x[r], INPUTS, pairs[r]);
       rows[r] = x[r], paired[r] = (const float *)pairs[r];
     }
     clb_input a = {rows, 0, 1, INPUTS}, b = {paired, 0, 1, INPUTS};

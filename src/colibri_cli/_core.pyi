@@ -116,6 +116,7 @@ class ExpertKernel:
         max_tokens: int = 512,
         dtype: int = 0,
         narrow_states: bool = False,
+        team: int = 0,
     ) -> Self: ...
     @property
     def threads(self) -> int: ...

@@ -673,19 +673,22 @@ cdef class ExpertKernel:
 
     cdef clb_experts_shape shape
     cdef readonly int threads, max_tokens
+    cdef clb_team team
     cdef _Workspaces workspaces
 
     def __cinit__(self, int hidden_size, int intermediate_size, int activation, bint gated, float alpha=1.0,
                   float beta=0.0, limit=None, int threads=1, int max_tokens=512, int dtype=0,
-                  bint narrow_states=False):
+                  bint narrow_states=False, size_t team=0):
         self.shape.hidden_size, self.shape.intermediate_size = hidden_size, intermediate_size
         self.shape.dtype, self.shape.narrow_states = <clb_dtype>dtype, narrow_states
         self.shape.rule = clb_activation_rule(
             <clb_activation>activation, gated, alpha, beta, INFINITY if limit is None else limit
         )
         self.threads, self.max_tokens = threads, max_tokens
+        self.team = <clb_team>team
         self.workspaces = _Workspaces()
-        clb_pool_reserve(threads)
+        if not team:
+            clb_pool_reserve(threads)
 
     def pack(self, up, down, up_bias=None, down_bias=None, bint interleaved=False):
         """Copy one expert into panels.
@@ -838,9 +841,11 @@ cdef class ExpertKernel:
                         ):
                             raise InvalidInput(expected="memory of its own", got="an overlap with a weight", at="out")
             workspace = self.workspaces.take()
+            clb_pool_borrow(self.team)
             try:
                 self.run_chunks(experts, &x, &ids, &weights, &y, workspace, loader)
             finally:
+                clb_pool_borrow(NULL)
                 self.workspaces.give_back(workspace)
             return out
         finally:

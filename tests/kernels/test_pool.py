@@ -1,5 +1,6 @@
 """The thread pool: any number of callers, forks, no GIL, and no work while idle."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from reference import Ffns, integers, numbers
 
-from colibri_cli import Experts, Router, _core
+from colibri_cli import Experts, InvalidInput, Router, _core
 from colibri_cli.formats.experts import ExpertShape
 
 T, H, I, E, K = 120, 160, 96, 6, 2  # noqa: E741 - the sizes' usual letters
@@ -29,6 +30,37 @@ def test_any_width(threads, expected):
     experts = Experts.from_arrays(**FFNS.arrays(), threads=threads)
     for _ in range(20):
         np.testing.assert_array_equal(experts.run(*BATCH), expected)
+
+
+@pytest.mark.parametrize("given", [1, 2, 3, 7])
+def test_a_hosts_team_instead_of_the_pool(given, expected):
+    """Of whatever size the host makes it; only calls of that kernel, and only while they last."""
+    member_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    asked = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    def team(member, argument, n_threads, flags):
+        asked.append((n_threads, flags))
+        others = [threading.Thread(target=member_type(member), args=(argument,)) for _ in range(given - 1)]
+        for other in others:
+            other.start()
+        member_type(member)(argument)
+        for other in others:
+            other.join()
+
+    pool = Experts.from_arrays(**FFNS.arrays(), threads=2)
+    address = ctypes.cast(team, ctypes.c_void_p).value
+    kernel = _core.ExpertKernel(H, I, _core.ACTIVATIONS["silu"], True, threads=3, team=address)
+    hosted = Experts(kernel, pool.shape, list(pool._set), loading="static", source="arrays")
+    for _ in range(5):
+        np.testing.assert_array_equal(hosted.run(*BATCH), expected)
+    assert set(asked) == {(3, 0)}
+    asked.clear()
+    np.testing.assert_array_equal(pool.run(*BATCH), expected)
+    with pytest.raises(InvalidInput):
+        hosted.run(BATCH[0], np.full((T, K), E), BATCH[2])
+    np.testing.assert_array_equal(pool.run(*BATCH), expected)
+    assert asked == []
 
 
 def test_many_threads_call_one_engine(expected):

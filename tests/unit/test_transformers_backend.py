@@ -21,6 +21,7 @@ from colibri_cli.errors import InvalidInput  # noqa: E402
 from colibri_cli.integrations.transformers import forget, register  # noqa: E402
 from colibri_cli.integrations.transformers.operator import STORE  # noqa: E402
 from colibri_cli.integrations.transformers.rules import Rule, rule_of  # noqa: E402
+from colibri_cli.integrations.transformers.team import Team  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # others' warnings
 
@@ -343,6 +344,47 @@ def test_a_compiled_model_generates():
     model.set_experts_implementation("colibri")
     close(torch.compile(model, fullgraph=True, backend="eager")(ids_of(2, 9)).logits, expected, 2e-5)
     torch._dynamo.reset()
+
+
+def test_pytorchs_own_threads_do_the_work_where_it_uses_as_many():
+    team = Team()
+    for threads, of_pytorch, hosted in ((2, 2, True), (2, 3, False), (1, 1, False)):
+        torch.set_num_threads(of_pytorch)
+        assert (team.address(threads) != 0) == hosted
+    team.after_fork()
+    torch.set_num_threads(2)
+    assert team.address(2) == 0
+
+
+FORKED = """
+import os, signal, warnings
+import torch
+from transformers import AutoModelForCausalLM, OlmoeConfig
+from colibri_cli.integrations.transformers import register
+warnings.simplefilter("ignore")
+register()
+torch.manual_seed(0)
+sizes = {"hidden_size": 256, "intermediate_size": 256, "num_experts": 8, "num_hidden_layers": 1, "vocab_size": 64}
+config = OlmoeConfig(**sizes, eos_token_id=1, pad_token_id=0, num_attention_heads=2, num_key_value_heads=2)
+model = AutoModelForCausalLM.from_config(config, experts_implementation="colibri").eval()
+layer = model.model.layers[0].mlp.experts
+torch.set_num_threads(2)
+hidden, ids = torch.randn((64, 256)), torch.arange(128).reshape(64, 2) % 8
+weights = torch.full((64, 2), 0.5)
+with torch.inference_mode():
+    before = layer(hidden, ids, weights)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if (layer(hidden, ids, weights) == before).all().item() else 3)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(layer(hidden, ids, weights), before)
+"""
+
+
+def test_a_forked_child_has_threads_again():
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[-500:]) == (0, "")
 
 
 def test_meta_tensors_give_shapes():

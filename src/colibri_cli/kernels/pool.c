@@ -5,7 +5,10 @@
  * as the call is wide: a thread empties its own first, so that call after call it meets the same weights, in its own
  * cache and on its own node, and then helps the others. A thread that runs out of work looks for more during
  * SPIN_ROUNDS (10 to 20 us), which is when the next phase of a layer arrives, and then sleeps: an idle pool costs
- * nothing. */
+ * nothing.
+ *
+ * A thread may run its calls on a host's team instead. OpenMP's threads spin for milliseconds after a parallel region, on
+ * the very cores that the pool's threads would want. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -34,6 +37,8 @@ typedef struct job {
   int n_joined;         /* under lock: helpers, fewer than n_shares */
   atomic_int n_working; /* helpers now inside the job; falls under lock */
   struct job *link;
+  pthread_t caller;     /* of a team's job */
+  atomic_int n_arrived; /* likewise: members besides the caller */
 } job;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -43,6 +48,10 @@ static int n_threads;        /* under lock: threads besides the callers */
 static int widest;           /* under lock: what was ever reserved, for a forked child */
 static int n_sleeping;       /* under lock */
 static atomic_uint n_posted; /* jobs ever posted: what a spinning thread watches */
+
+static _Thread_local clb_team borrowed;
+
+void clb_pool_borrow(clb_team team) { borrowed = team; }
 
 static void work(job *j, int worker, int home) {
   for (int i = 0; i < j->n_shares; i++) {
@@ -132,6 +141,20 @@ void clb_pool_reserve(int wanted) {
   pthread_mutex_unlock(&lock);
 }
 
+/* What each member of a team does. A host may give fewer than were asked for: all shares are emptied all the same. */
+static void join(void *arg) {
+  static atomic_int n_members;
+  static _Thread_local int home;
+  job *j = arg;
+  int mode = clb_float_mode(), worker = 0;
+  if (!pthread_equal(j->caller, pthread_self())) {
+    worker = 1 + atomic_fetch_add_explicit(&j->n_arrived, 1, memory_order_relaxed);
+    if (home == 0) home = 1 + atomic_fetch_add_explicit(&n_members, 1, memory_order_relaxed);
+  }
+  work(j, worker, worker ? home : 0);
+  clb_restore_float_mode(mode);
+}
+
 void clb_pool_run(clb_task task, void *arg, int n_tasks, int max_threads) {
   if (max_threads > n_tasks) max_threads = n_tasks;
   if (max_threads > MAX_THREADS) max_threads = MAX_THREADS;
@@ -144,7 +167,11 @@ void clb_pool_run(clb_task task, void *arg, int n_tasks, int max_threads) {
     atomic_init(&shares[i].next, (int)(n_tasks * i / max_threads));
     shares[i].end = (int)(n_tasks * (i + 1) / max_threads);
   }
-  job j = {.task = task, .arg = arg, .shares = shares, .n_shares = max_threads};
+  job j = {.task = task, .arg = arg, .shares = shares, .n_shares = max_threads, .caller = pthread_self()};
+  if (borrowed) {
+    borrowed(join, &j, (unsigned)max_threads, 0);
+    return;
+  }
   pthread_mutex_lock(&lock);
   if (n_threads == 0) { /* in a forked child */
     int wanted = widest > max_threads ? widest : max_threads;

@@ -28,6 +28,7 @@ from colibri_cli.expert_arrays import ExpertArrays
 from colibri_cli.formats.packed import LARGEST_SIZE
 from colibri_cli.integrations.transformers.float8 import decode
 from colibri_cli.integrations.transformers.rules import Rule, refused
+from colibri_cli.integrations.transformers.team import Team
 from colibri_cli.weights import Weights
 
 _MAX_TOKENS = 512  # of a call's workspace; longer batches run in chunks
@@ -67,7 +68,7 @@ class Kernel:
 
     __slots__ = ("__weakref__", "core")
 
-    def __init__(self, shape: Shape, threads: int) -> None:
+    def __init__(self, shape: Shape, threads: int, team: int) -> None:
         self.core = _core.ExpertKernel(
             *(shape.hidden_size, shape.intermediate_size, shape.activation, shape.gated),
             alpha=shape.alpha,
@@ -77,6 +78,7 @@ class Kernel:
             max_tokens=_MAX_TOKENS,
             dtype=shape.dtype,
             narrow_states=shape.narrow_states,
+            team=team,
         )
 
 
@@ -88,7 +90,7 @@ class Held:
     experts: _core.ExpertSet
     shape: Shape
     may_be_narrow: bool
-    kernels: dict[tuple[int, bool], Kernel]  # by threads, and whether intermediate states are narrow
+    kernels: dict[tuple[int, int, bool], Kernel]  # by threads, whose they are, and whether states are narrow
     watches: list[weakref.ref[torch.UntypedStorage]]
     witnesses: list[tuple[torch.Tensor, int]]  # of the tensors' counts of changes, and those counts; in place, none
 
@@ -102,7 +104,8 @@ class Store:
 
     def __init__(self) -> None:
         self._held: dict[tuple[Any, ...], Held] = {}
-        self._kernels: weakref.WeakValueDictionary[tuple[Shape, int], Kernel] = weakref.WeakValueDictionary()
+        self._kernels: weakref.WeakValueDictionary[tuple[Shape, int, int], Kernel] = weakref.WeakValueDictionary()
+        self._team = Team()
         self._making = threading.RLock()
         forks.watch(self)
 
@@ -147,10 +150,11 @@ class Store:
         if held is None or not held.holds(stamps):
             held = self._make(key, tensors, stamps, dtype)
         narrow = narrow and held.may_be_narrow and dtype == torch.bfloat16
-        kernel = held.kernels.get((threads, narrow))
+        team = self._team.address(threads)
+        kernel = held.kernels.get((threads, team, narrow))
         if kernel is None:
-            kernel = self._kernel(replace(held.shape, narrow_states=narrow), threads)
-            held.kernels[threads, narrow] = kernel
+            kernel = self._kernel(replace(held.shape, narrow_states=narrow), threads, team)
+            held.kernels[threads, team, narrow] = kernel
         return kernel.core, held.experts
 
     def _make(self, key: tuple[Any, ...], tensors: Tensors, stamps: list[tuple[Any, ...]], dtype: torch.dtype) -> Held:
@@ -161,7 +165,7 @@ class Store:
                 rule = Rule.parse(key[2])
                 held_as = _held_as(tensors, rule, key[3], dtype)
                 shape = _shape(tensors, rule, held_as)
-                kernel = self._kernel(shape, 1)
+                kernel = self._kernel(shape, 1, 0)
                 copied = key[3] != "" or tensors.up_scale is not None
                 present = [tensor for tensor in tensors if tensor is not None]
                 witnesses = [(_witness(tensor), tensor._version) for tensor in present] if copied else []
@@ -169,14 +173,16 @@ class Store:
                 drop = partial(_drop, self._held, key, stamps)
                 watches = [weakref.ref(tensor.untyped_storage(), drop) for tensor in present]
                 narrow = held_as == "bfloat16" and not rule.wide
-                held = Held(stamps, _core.ExpertSet(entries), shape, narrow, {(1, False): kernel}, watches, witnesses)
+                held = Held(
+                    stamps, _core.ExpertSet(entries), shape, narrow, {(1, 0, False): kernel}, watches, witnesses
+                )
             self._held[key] = held
             return held
 
-    def _kernel(self, shape: Shape, threads: int) -> Kernel:
-        kernel = self._kernels.get((shape, threads))
+    def _kernel(self, shape: Shape, threads: int, team: int) -> Kernel:
+        kernel = self._kernels.get((shape, threads, team))
         if kernel is None:
-            kernel = self._kernels[shape, threads] = Kernel(shape, threads)
+            kernel = self._kernels[shape, threads, team] = Kernel(shape, threads, team)
         return kernel
 
 

@@ -54,7 +54,7 @@ cdef extern from "kernels.h" nogil:
     int clb_float_mode() noexcept
     void clb_restore_float_mode(int before) noexcept
     void clb_pool_reserve(int n_threads) noexcept
-    ctypedef void (*clb_team)(void (*member)(void *arg) noexcept, void *arg, unsigned n_threads, unsigned flags) noexcept
+    ctypedef void (*clb_team)(void (*member)(void *), void *arg, unsigned n_threads, unsigned flags) noexcept
     void clb_pool_borrow(clb_team team) noexcept
 
     ctypedef struct clb_route_job:

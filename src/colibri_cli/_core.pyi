@@ -117,6 +117,7 @@ class ExpertKernel:
         dtype: int = 0,
         narrow_states: bool = False,
         team: int = 0,
+        most_kept: int = ...,
     ) -> Self: ...
     @property
     def threads(self) -> int: ...

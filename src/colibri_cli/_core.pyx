@@ -674,18 +674,19 @@ cdef class ExpertKernel:
     cdef clb_experts_shape shape
     cdef readonly int threads, max_tokens
     cdef clb_team team
+    cdef size_t most_kept  # bytes of a workspace that outlives its call
     cdef _Workspaces workspaces
 
     def __cinit__(self, int hidden_size, int intermediate_size, int activation, bint gated, float alpha=1.0,
                   float beta=0.0, limit=None, int threads=1, int max_tokens=512, int dtype=0,
-                  bint narrow_states=False, size_t team=0):
+                  bint narrow_states=False, size_t team=0, size_t most_kept=<size_t>-1):
         self.shape.hidden_size, self.shape.intermediate_size = hidden_size, intermediate_size
         self.shape.dtype, self.shape.narrow_states = <clb_dtype>dtype, narrow_states
         self.shape.rule = clb_activation_rule(
             <clb_activation>activation, gated, alpha, beta, INFINITY if limit is None else limit
         )
         self.threads, self.max_tokens = threads, max_tokens
-        self.team = <clb_team>team
+        self.team, self.most_kept = <clb_team>team, most_kept
         self.workspaces = _Workspaces()
         if not team:
             clb_pool_reserve(threads)
@@ -846,7 +847,8 @@ cdef class ExpertKernel:
                 self.run_chunks(experts, &x, &ids, &weights, &y, workspace, loader)
             finally:
                 clb_pool_borrow(NULL)
-                self.workspaces.give_back(workspace)
+                if workspace.n_bytes <= self.most_kept:
+                    self.workspaces.give_back(workspace)
             return out
         finally:
             close_matrix(&x)

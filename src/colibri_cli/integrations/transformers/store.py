@@ -32,6 +32,7 @@ from colibri_cli.integrations.transformers.team import Team
 from colibri_cli.weights import Weights
 
 _MAX_TOKENS = 512  # of a call's workspace; longer batches run in chunks
+_MOST_KEPT = 1 << 22  # bytes of a workspace between calls: what a long prompt needs, attention needs in turn
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _CODES = {torch.float32: "<f4", torch.bfloat16: "<u2", torch.float16: "<f2"}
 _SCALED = (torch.float8_e4m3fn, torch.int8)
@@ -79,6 +80,7 @@ class Kernel:
             dtype=shape.dtype,
             narrow_states=shape.narrow_states,
             team=team,
+            most_kept=_MOST_KEPT,
         )
 
 

@@ -181,7 +181,8 @@ void clb_restore_float_mode(int before);
 typedef void (*clb_task)(void *arg, int index, int worker);
 void clb_pool_reserve(int n_threads); /* start the threads that calls of this width need */
 void clb_pool_run(clb_task task, void *arg, int n_tasks, int max_threads);
-/* Runs member(arg) on the caller and up to n_threads - 1 others, and returns when all are done: GOMP_parallel's type. */
+/* Runs member(arg) on the caller and up to n_threads - 1 others, and returns when all are done: GOMP_parallel's type.
+ */
 typedef void (*clb_team)(void (*member)(void *arg), void *arg, unsigned n_threads, unsigned flags);
 void clb_pool_borrow(clb_team team); /* what this thread's calls run on from now on; NULL: the pool */
 

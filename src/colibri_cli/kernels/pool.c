@@ -7,8 +7,8 @@
  * SPIN_ROUNDS (10 to 20 us), which is when the next phase of a layer arrives, and then sleeps: an idle pool costs
  * nothing.
  *
- * A thread may run its calls on a host's team instead. OpenMP's threads spin for milliseconds after a parallel region, on
- * the very cores that the pool's threads would want. */
+ * A thread may run its calls on a host's team instead. OpenMP's threads spin for milliseconds after a parallel region,
+ * on the very cores that the pool's threads would want. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A model of transformers with its experts run by Colibri: the same text, from the same tensors.
 
-usage: transformers_backend.py [MODEL]      (needs pip install 'colibri-cli[transformers]')
+usage: transformers_backend.py [MODEL]      (needs the extra: pip install '.[transformers]')
 
 Without MODEL, a folder or a name on the Hub, a small OLMoE with random weights is made: nothing is downloaded.
 """

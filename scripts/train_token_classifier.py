@@ -9,7 +9,7 @@ Every figure on the card comes from the exported files, read back by NumPy alone
     python scripts/train_token_classifier.py --data DIR [--out models] [--dense | --evaluate]
 
 DIR holds ``ud/*.tsv``: ``form<TAB>UPOS[<TAB>SpaceAfter=No]``, a blank line after each sentence.
-Needs PyTorch (``pip install colibri-cli[train]``) and sentencepiece 0.2.3 or newer.
+Needs PyTorch (``pip install '.[train]'``) and sentencepiece 0.2.3 or newer.
 One thread and one seed: the same weights again on the same machine with the same PyTorch.
 """
 

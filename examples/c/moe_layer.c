@@ -9,8 +9,12 @@
  *
  *     ./moe_layer                                 the constant arrays below, in place
  *     ./moe_layer --pack 0.bin 1.bin 2.bin 3.bin  writes them as packed expert files, and their gate as router.bin
- *     ./moe_layer router.bin 0.bin 1.bin ...      any layer: raw float32 gate weights [n_experts][hidden_size], and a
+ *     ./moe_layer router.bin 0.bin 1.bin ...      a layer: raw float32 gate weights [n_experts][hidden_size], and a
  *                                                 packed file for each expert, as a bundle of `colibri pack` has them
+ *
+ * Files come in the order of the experts' ids, which is not a shell's order of expert_*.bin: there 10 is before 2. The
+ * gate is a softmax over the top 2, renormalised. For a layer that chooses otherwise, or has a router bias or a shared
+ * expert, fill in the clb_router from the bundle's config.json.
  *
  * Each prints a checksum of the layer's output for 64 tokens of made-up input: the same number whatever the processor,
  * and the same for the constant arrays as for their files. Nothing is copied on the way: the weights are read where

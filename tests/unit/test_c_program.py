@@ -131,7 +131,7 @@ def test_the_header_stands_alone(tmp_path, language):
 
 
 def test_the_program_in_the_documentation_compiles_and_runs(program, tmp_path):
-    """Strictly, with what the example was linked to; on one expert, whose input is zeros and bias is not."""
+    """Strictly, with what the example was linked to; on one expert, whose weights are zeros and bias is not."""
     page = (ROOT / "docs" / "c.md").read_text()
     source = tmp_path / "layer.c"
     source.write_text(re.search(r"^```c\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1])

@@ -231,7 +231,8 @@ def test_a_file_that_cannot_grow_is_reported_and_the_pack_goes_on_later(checkpoi
 
 
 @pytest.mark.parametrize(
-    ("flag", "name"), [("f32", "float32"), ("bf16", "bfloat16"), ("int8", "int8"), ("int4", "int4")]
+    ("flag", "name"),
+    [("f32", "float32"), ("bf16", "bfloat16"), ("int8", "int8"), ("int4", "int4"), ("bfloat16", "bfloat16")],
 )
 def test_the_command_reports_what_it_did(checkpoint, bundle, flag, name):
     command = [sys.executable, "-m", "colibri_cli", "pack", str(checkpoint), str(bundle), "--dtype", flag]

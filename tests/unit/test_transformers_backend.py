@@ -18,7 +18,7 @@ pytest.importorskip("transformers", "5.24")
 
 from colibri_cli import Experts  # noqa: E402
 from colibri_cli.errors import InvalidInput  # noqa: E402
-from colibri_cli.integrations.transformers import forget, register  # noqa: E402
+from colibri_cli.integrations.transformers import forget, layers, register  # noqa: E402
 from colibri_cli.integrations.transformers.operator import STORE  # noqa: E402
 from colibri_cli.integrations.transformers.rules import Rule, rule_of  # noqa: E402
 from colibri_cli.integrations.transformers.team import Team  # noqa: E402
@@ -385,6 +385,15 @@ with torch.inference_mode():
 def test_a_forked_child_has_threads_again():
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr[-500:]) == (0, "")
+
+
+def test_the_layers_that_an_implementation_runs():
+    assert layers(PAGE.small_model("olmoe")) == [f"model.layers.{i}.mlp.experts" for i in (0, 1)]
+    transformers = importlib.import_module("transformers")
+    with pytest.raises(InvalidInput, match="SwitchTransformersModel, where nothing does"):
+        layers(
+            transformers.SwitchTransformersModel(transformers.SwitchTransformersConfig(d_model=16, num_heads=2, d_ff=8))
+        )
 
 
 def test_meta_tensors_give_shapes():

@@ -14,6 +14,8 @@ class WeightType(StrEnum):
     BF16 = "bf16"
     INT8 = "int8"
     INT4 = "int4"
+    FLOAT32 = "float32"  # what the library calls the first two
+    BFLOAT16 = "bfloat16"
 
 
 class PackFormat(StrEnum):
@@ -23,7 +25,7 @@ class PackFormat(StrEnum):
     JSON = "json"
 
 
-_NAMES = {WeightType.F32: "float32", WeightType.BF16: "bfloat16", WeightType.INT8: "int8", WeightType.INT4: "int4"}
+_LONG = {WeightType.F32: "float32", WeightType.BF16: "bfloat16"}
 
 
 def pack(
@@ -54,5 +56,7 @@ def pack(
     from colibri_cli import report
     from colibri_cli.pack import pack as pack_checkpoint
 
-    done = pack_checkpoint(checkpoint, bundle, dtype=_NAMES[dtype], verify=verify, threads=threads, steps=report.steps)
+    done = pack_checkpoint(
+        checkpoint, bundle, dtype=_LONG.get(dtype, dtype.value), verify=verify, threads=threads, steps=report.steps
+    )
     report.emit(done.to_json() if report_format is PackFormat.JSON else done.to_text())

@@ -11,6 +11,7 @@ experts that belong to its tensors, and ``float8`` decodes block-scaled weights.
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from colibri_cli.checks import check_choice
 from colibri_cli.errors import InvalidInput, UsageError
@@ -24,12 +25,15 @@ except ImportError as error:
         expected="transformers of 5.24 or later, with torch",
         got=str(error),
         at="colibri_cli.integrations.transformers",
-        hint="pip install 'colibri-cli[transformers]'",
+        hint="pip install '.[transformers]' in Colibri's folder",
     ) from error
 
 from colibri_cli.integrations.transformers.operator import STORE, forward
 
-__all__ = ["forget", "register"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["forget", "layers", "register"]
 
 _PACKS = ("float32", "bfloat16", "int8", "int4")
 
@@ -78,6 +82,37 @@ def register(
             raise InvalidInput(expected="a name of its own", got=f"{name!r}, which transformers has", at="name")
     for interface in (ExpertsInterface, FP8ExpertsInterface):
         interface.register(name, implementation)
+
+
+def layers(model: torch.nn.Module) -> list[str]:
+    """List the modules of a model that an experts implementation runs.
+
+    transformers take any ``experts_implementation`` for a family whose experts do not go through their experts
+    interface, and pass over it in silence; such a model has none.
+
+    Parameters
+    ----------
+    model : Module
+
+    Returns
+    -------
+    list of str
+        The modules' names, as ``model.get_submodule`` takes them.
+
+    Raises
+    ------
+    InvalidInput
+        There is none: whatever was registered, the model runs its own code.
+    """
+    names = [name for name, module in model.named_modules() if hasattr(module, "is_concatenated")]
+    if not names:
+        raise InvalidInput(
+            expected="a model whose experts go through transformers' experts interface",
+            got=f"{type(model).__name__}, where nothing does",
+            at="model",
+            hint="transformers run it as they always do, whatever experts_implementation says",
+        )
+    return names
 
 
 def forget() -> None:

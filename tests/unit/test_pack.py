@@ -1,5 +1,6 @@
 """`colibri pack`: a bundle equals its checkpoint, whatever interrupts it."""
 
+import errno
 import fcntl
 import json
 import os
@@ -214,6 +215,63 @@ def test_a_small_disk_is_refused_before_anything_is_written(checkpoint, bundle, 
     with pytest.raises(UsageError, match="MiB of room"):
         pack(checkpoint, bundle)
     assert _files(bundle) == {}
+
+
+def test_what_an_interrupted_pack_left_counts_as_room(checkpoint, bundle, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        pack(checkpoint, bundle, threads=1, steps=_Interrupting(EXPERTS - 1))
+    (bundle / "layers/0/experts/expert_0.bin").write_bytes(bytes(1 << 20))
+    usage = shutil.disk_usage(checkpoint)
+
+    def room(folder):
+        return usage._replace(free=(1 << 20) - sum(len(data) for data in _files(folder).values()))
+
+    monkeypatch.setattr(shutil, "disk_usage", room)
+    assert pack(checkpoint, bundle).written == LAYERS
+
+
+@pytest.mark.parametrize("when", [0, EXPERTS + 1, LAYERS * EXPERTS - 1])
+def test_a_checkpoint_that_changes_while_it_is_packed_is_no_bundle(checkpoint, bundle, when):
+    def changing(total, _label):
+        for i in range(total):
+            if i == when:
+                os.utime(checkpoint / "model.safetensors", (1, 1))
+            yield i
+
+    with pytest.raises(UsageError, match="stays as it is while it is packed"):
+        pack(checkpoint, bundle, threads=1, steps=changing)
+    assert not (bundle / "config.json").exists()
+    with pytest.raises(UsageError, match="that this folder was begun with"):
+        pack(checkpoint, bundle)
+
+
+def test_a_read_only_file_system_can_be_verified(checkpoint, bundle, monkeypatch):
+    pack(checkpoint, bundle)
+
+    def refuse(path, **_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for name in ("unlink", "rename", "replace", "mkdir"):
+        monkeypatch.setattr(Path, name, refuse if name != "mkdir" else lambda *_, **__: None)
+    assert pack(checkpoint, bundle, verify=True).verified
+
+
+def test_layers_elsewhere_are_not_removed(checkpoint, bundle, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        pack(checkpoint, bundle, threads=1, steps=_Interrupting(1))
+    (bundle / "layers").rename(tmp_path / "elsewhere")
+    (bundle / "layers").symlink_to(tmp_path / "elsewhere")
+    before = _files(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="bundle's own folder"):
+        pack(checkpoint, bundle)
+    assert _files(tmp_path / "elsewhere") == before
+
+
+def test_a_temporary_file_is_not_left_in_a_finished_bundle(checkpoint, bundle):
+    pack(checkpoint, bundle)
+    (bundle / ".colibri-0123456789abcdef").write_bytes(b"{")
+    pack(checkpoint, bundle, verify=True)
+    assert not list(bundle.glob(".colibri-*"))
 
 
 def test_a_file_that_cannot_grow_is_reported_and_the_pack_goes_on_later(checkpoint, bundle, tmp_path):

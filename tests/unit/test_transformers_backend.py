@@ -428,6 +428,54 @@ def test_an_update_is_seen_through_a_parameter_that_wraps_the_same_memory_anew(n
         assert torch.equal(run(model, layer, inputs, name), before * 2)
 
 
+@pytest.mark.parametrize("name", ["colibri", "colibri-float32", "colibri-int8"])
+@pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
+def test_a_fused_optimizers_step_is_seen_though_pytorch_does_not_count_it(family, name):
+    model, layer, inputs = layer_of(family)
+    with torch.enable_grad():
+        parameters = [parameter.requires_grad_() for parameter in layer.parameters()]
+        optimizer = torch.optim.AdamW(parameters, lr=0.05, fused=True)
+    for _ in range(3):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        now = run(model, layer, inputs, name)
+        forget()
+        assert torch.equal(run(model, layer, inputs, name), now)
+
+
+def test_a_biass_gradient_is_refused_too():
+    model, layer, inputs = layer_of("gpt_oss")
+    model.set_experts_implementation("colibri")
+    model.requires_grad_(False)
+    layer.down_proj_bias.requires_grad_()
+    with torch.enable_grad(), pytest.raises(InvalidInput, match="no gradients"):
+        layer(*inputs)
+
+
+def test_an_activation_that_is_changed_where_it_is():
+    model, layer, inputs = layer_of()
+    layer.act_fn = torch.nn.GELU()
+    for change in (
+        lambda: setattr(layer.act_fn, "approximate", "tanh"),
+        lambda: layer.act_fn.register_forward_hook(lambda *_: torch.zeros(())),
+    ):
+        close(run(model, layer, inputs, "colibri"), run(model, layer, inputs, "eager"))
+        change()
+    with pytest.raises(InvalidInput, match="none of them"):
+        run(model, layer, inputs, "colibri")
+
+
+@pytest.mark.parametrize("name", ["colibri", "colibri-float32"])
+@pytest.mark.parametrize("n_bytes", [0, 4096])
+def test_a_storage_that_was_made_smaller(name, n_bytes):
+    model, layer, inputs = layer_of()
+    run(model, layer, inputs, name)
+    layer.down_proj.untyped_storage().resize_(n_bytes)
+    with pytest.raises(InvalidInput, match="within their storages"):
+        run(model, layer, inputs, name)
+
+
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
 @pytest.mark.parametrize("name", ["colibri", "colibri-float32"])
 def test_float16_weights_run_in_place_and_packed(family, name):

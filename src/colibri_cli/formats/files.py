@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,10 +55,13 @@ def reason(error: OSError) -> str:
     return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview | Iterable[bytes | memoryview]) -> None:
+def write_atomically(
+    path: str | os.PathLike[str], data: bytes | memoryview | Iterable[bytes | memoryview], *, durable: bool = False
+) -> None:
     """Write ``data``, whole or in parts, so that a reader sees the old file or the new one, never a part.
 
-    A path that exists and is not a regular file (``/dev/stdout``, a named pipe) is written to directly.
+    A path that exists and is not a regular file (``/dev/stdout``, a named pipe) is written to directly. ``durable``:
+    also after a power cut; what is in the folder's list of names is the caller's to sync.
 
     Raises
     ------
@@ -73,23 +76,20 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | memoryview | It
                 stream.writelines(parts)
             return
         target = Path(os.path.realpath(target))  # a symbolic link keeps pointing at the file that is replaced
-        handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
-        temporary = Path(name)
+        temporary = target.with_name(TEMPORARY + secrets.token_hex(8))
+        with temporary.open("xb") as stream:  # with the permissions that the umask leaves
+            pass
         try:
-            with os.fdopen(handle, "wb") as stream:
+            if target.exists():
+                temporary.chmod(target.stat().st_mode & 0o777)
+            with temporary.open("r+b") as stream:
                 stream.writelines(parts)
-            mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-            temporary.chmod(mode)
+                if durable:
+                    stream.flush()
+                    os.fsync(stream.fileno())
             temporary.replace(target)
         except BaseException:
             temporary.unlink()
             raise
     except OSError as error:
         raise UsageError(expected="a writable file", got=reason(error), at=os.fspath(path)) from error
-
-
-def _umask() -> int:
-    # Python can only read the mask by setting it.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

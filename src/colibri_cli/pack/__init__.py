@@ -120,11 +120,11 @@ def pack(
     check_choice("dtype", dtype, DTYPES)
     threads = check_threads(threads)
     started = time.monotonic()
+    source = fingerprint(checkpoint, dtype)
     with open_model(checkpoint) as model:
         config = bundle_config(model.plan, dtype)
         description, layers = layer_bundle(config), model.plan.layers
         layer_bytes = sum(description.file_sizes(layers[0]).values())
-        source = fingerprint(checkpoint, dtype)
         with Folder.claim(bundle, source) as folder:
             if folder.complete and not verify:
                 raise UsageError(
@@ -135,6 +135,8 @@ def pack(
                 )
             found = layers if folder.complete else folder.finished
             todo = [layer for layer in layers if layer not in found]
+            for number in todo:
+                folder.discard(number)
             folder.check_room(layer_bytes * len(todo))
             packer = LayerPacker(description, threads)
             count = steps(packer.n_steps * len(todo), "pack")
@@ -142,6 +144,13 @@ def pack(
                 packer.run(number, model.layer(number), Files(folder.start(number)), count)
                 folder.finish(number)
             folder.settle()
+            if todo and fingerprint(checkpoint, dtype) != source:
+                raise UsageError(
+                    expected="a checkpoint that stays as it is while it is packed",
+                    got="files of another size or time",
+                    at=str(checkpoint),
+                    hint=f"remove {folder.path} to begin anew",
+                )
             if not folder.complete:
                 folder.close(json.dumps(config, indent=2) + "\n")
             if verify:

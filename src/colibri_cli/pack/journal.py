@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +74,7 @@ class Folder:
                     expected="a folder that can be locked", got=reason(error), at=os.fspath(path)
                 ) from error
             complete = (folder / CONFIG).is_file() and (folder / "layers").is_dir()
-            if complete:  # an end that came before the journal was dropped
-                (folder / JOURNAL).unlink(missing_ok=True)
+            _tidy(folder, complete=complete)
             claimed = cls(folder, source, [] if complete else _finished(folder, source), complete=complete)
             try:
                 yield claimed
@@ -83,6 +82,23 @@ class Folder:
                 claimed._disk.shutdown()
         finally:
             os.close(handle)
+
+    def discard(self, layer: int) -> None:
+        """Remove what an interrupted pack left of a layer: it is not trusted, and in the way.
+
+        Raises
+        ------
+        UsageError
+            It cannot be removed, or is not in the folder.
+        """
+        folder = self.layer(layer)
+        if folder.parent.is_symlink() or folder.is_symlink():
+            raise UsageError(expected="layers in the bundle's own folder", got="a symbolic link", at=str(folder))
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise UsageError(expected="a folder to write", got=reason(error), at=str(folder)) from error
 
     def check_room(self, n_bytes: int) -> None:
         """Refuse a disk that has less than ``n_bytes`` left.
@@ -102,13 +118,11 @@ class Folder:
         return self.path / layer_folder(number)
 
     def start(self, layer: int) -> Path:
-        """Make the layer's folder anew: what an interrupted pack left in it is not trusted."""
+        """Make the layer's folder."""
         if not (self.path / JOURNAL).exists():
             self._note()
         folder = self.layer(layer)
         try:
-            if folder.exists():
-                shutil.rmtree(folder)
             (folder / "experts").mkdir(parents=True)
         except OSError as error:
             raise UsageError(expected="a folder to write", got=reason(error), at=str(folder)) from error
@@ -133,7 +147,7 @@ class Folder:
 
     def close(self, config: str) -> None:
         """Write the config, last of all, and drop the journal."""
-        write_atomically(self.path / CONFIG, config.encode())
+        write_atomically(self.path / CONFIG, config.encode(), durable=True)
         self._sync(self.path)
         (self.path / JOURNAL).unlink(missing_ok=True)
 
@@ -156,7 +170,17 @@ class Folder:
 
     def _note(self) -> None:
         members = {"schema": "colibri.pack-journal/1", "source": self._source, "finished": sorted(self.finished)}
-        write_atomically(self.path / JOURNAL, json.dumps(members, indent=2).encode())
+        write_atomically(self.path / JOURNAL, json.dumps(members, indent=2).encode(), durable=True)
+
+
+def _tidy(folder: Path, *, complete: bool) -> None:
+    """Drop what an end at a bad moment left: files that were not whole, and the journal of a finished bundle."""
+    left = [entry for entry in folder.iterdir() if entry.name.startswith(TEMPORARY)]
+    if complete:
+        left.append(folder / JOURNAL)
+    for path in left:
+        with suppress(OSError):  # on a file system that is read-only now it does no harm
+            path.unlink()
 
 
 def fingerprint(checkpoint: str | os.PathLike[str], dtype: str) -> dict[str, Any]:

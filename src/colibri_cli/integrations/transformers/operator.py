@@ -71,9 +71,8 @@ def forward(
         up_bias, down_bias = getattr(module, f"{first}_bias"), module.down_proj_bias
     if hasattr(module, "down_proj_scale_inv"):
         up_scale, down_scale = getattr(module, f"{first}_scale_inv"), module.down_proj_scale_inv
-    if torch.is_grad_enabled() and (
-        hidden_states.requires_grad or top_k_weights.requires_grad or up.requires_grad or down.requires_grad
-    ):
+    given = (hidden_states, top_k_weights, up, down, up_bias, down_bias, up_scale, down_scale)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
         raise InvalidInput(
             expected="a call that needs no gradients: Colibri runs forward only",
             got="gradients enabled, and tensors that require them",

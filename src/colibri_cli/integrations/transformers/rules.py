@@ -26,6 +26,7 @@ LIMITS = ("limit", "swiglu_limit")
 NUMBERS = ALPHAS + LIMITS
 WAY_BACK = 'model.set_experts_implementation("eager") is the way back'
 _WIDE = ("OpenAIPrivacyFilterExperts",)  # whose eager form computes bfloat16 layers in float32 to the end
+_SETTINGS = (bool, int, float, str)  # of an activation, such as GELU's approximate
 _QUICK_GELU = 1.702
 _STEPS = (0.0, 1e-3, 0.1, 0.4, 0.8, 1.3, 2.0, 3.1, 4.7, 6.6, 9.8, 15.0, 90.0, 1e4)
 _TOLERANCE = 1e-6  # some gates go through float32; no two formulas are as near to each other
@@ -81,10 +82,13 @@ def rule_of(module: torch.nn.Module) -> str:
         Colibri has no such formula.
     """
     own = vars(module)
+    act = own["_modules"].get("act_fn", own.get("act_fn"))
     follows_from = (
         type(module),
         own.get("_apply_gate"),
-        own["_modules"].get("act_fn", own.get("act_fn")),
+        act,
+        *((name, value) for name, value in getattr(act, "__dict__", {}).items() if isinstance(value, _SETTINGS)),
+        *(len(getattr(act, name, ())) for name in ("_forward_hooks", "_forward_pre_hooks")),
         *(own.get(name) for name in NUMBERS),
     )
     known = _known.get(module)

@@ -4,7 +4,8 @@ A compiled graph is handed tensors, and one graph may serve many layers: so expe
 the module. What is remembered of a tensor is its storage, its place there, its type, and for packed weights PyTorch's
 count of its changes, with a witness: an empty tensor that shares that count. A copy, a conversion, a replacement and an
 update in place each change one of these, so none of them is answered from what was before; nor is a tensor whose memory
-another wraps anew, with a count from 0, for the witness still counts for the first.
+another wraps anew, with a count from 0, for the witness still counts for the first. PyTorch does not count what fused
+optimizers and collectives write; so some of a tensor's numbers are remembered as well.
 
 Nothing here keeps a tensor alive. Experts in place hold bare addresses: a call holds the tensors, and is given experts
 only of storages that it holds. Experts are dropped when one of their storages is freed.
@@ -35,6 +36,7 @@ _MAX_TOKENS = 512  # of a call's workspace; longer batches run in chunks
 _MOST_KEPT = 1 << 22  # bytes of a workspace between calls: what a long prompt needs, attention needs in turn
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _CODES = {torch.float32: "<f4", torch.bfloat16: "<u2", torch.float16: "<f2"}
+_SAMPLED = 4  # numbers along each dimension, nearly
 _SCALED = (torch.float8_e4m3fn, torch.int8)
 
 
@@ -95,10 +97,15 @@ class Held:
     kernels: dict[tuple[int, int, bool], Kernel]  # by threads, whose they are, and whether states are narrow
     watches: list[weakref.ref[torch.UntypedStorage]]
     witnesses: list[tuple[torch.Tensor, int]]  # of the tensors' counts of changes, and those counts; in place, none
+    samples: list[tuple[Any, bytes]]  # views of some of the tensors' numbers, and those numbers; in place, none
 
     def holds(self, stamps: list[tuple[Any, ...]]) -> bool:
         """Say whether the experts are still what the tensors of these stamps hold."""
-        return self.stamps == stamps and all(witness._version == count for witness, count in self.witnesses)
+        return (
+            self.stamps == stamps
+            and all(witness._version == count for witness, count in self.witnesses)
+            and all(view.tobytes() == numbers for view, numbers in self.samples)
+        )
 
 
 class Store:
@@ -170,14 +177,16 @@ class Store:
                 kernel = self._kernel(shape, 1, 0)
                 copied = key[3] != "" or tensors.up_scale is not None
                 present = [tensor for tensor in tensors if tensor is not None]
-                witnesses = [(_witness(tensor), tensor._version) for tensor in present] if copied else []
+                for tensor in present:
+                    _check_extent(rule, tensor)
+                witnesses = [(_witness(tensor), tensor._version) for tensor in present if copied]
+                samples = [(view, view.tobytes()) for view in map(_sample, present) if copied]
                 entries = _entries(kernel.core, tensors, rule, held_as, copied=copied)
                 drop = partial(_drop, self._held, key, stamps)
                 watches = [weakref.ref(tensor.untyped_storage(), drop) for tensor in present]
                 narrow = held_as == "bfloat16" and not rule.wide
-                held = Held(
-                    stamps, _core.ExpertSet(entries), shape, narrow, {(1, 0, False): kernel}, watches, witnesses
-                )
+                kernels = {(1, 0, False): kernel}
+                held = Held(stamps, _core.ExpertSet(entries), shape, narrow, kernels, watches, witnesses, samples)
             self._held[key] = held
             return held
 
@@ -195,6 +204,19 @@ def _drop(held: dict[tuple[Any, ...], Held], key: tuple[Any, ...], stamps: objec
         held.pop(key, None)
 
 
+def _check_extent(rule: Rule, tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose storage was made smaller than it."""
+    last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() and (last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise refused(rule.owner, "tensors within their storages", "a storage that was made smaller")
+
+
+def _sample(tensor: torch.Tensor) -> Any:
+    """View some of a tensor's numbers, as bits; like the experts, it does not keep the tensor alive."""
+    bits = np.asarray(_Memory(tensor, f"<u{tensor.element_size()}"))
+    return bits[..., *(slice(n // _SAMPLED // 2, None, max(1, n // _SAMPLED)) for n in bits.shape)]
+
+
 def _witness(tensor: torch.Tensor) -> torch.Tensor:
     """Make an empty tensor that shares another's count of changes: setting ``data`` leaves the count as it is."""
     witness = tensor.detach()
@@ -207,7 +229,7 @@ def _stamps(tensors: Tensors, rule: str, *, copied: bool) -> list[tuple[Any, ...
         return [
             (
                 tensor.untyped_storage()._cdata,  # the C++ object, which is one for all its views
-                *(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()),
+                *(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.untyped_storage().nbytes()),
                 tensor._version if copied else 0,  # in place, a change is seen as it is
             )
             for tensor in tensors
@@ -298,12 +320,12 @@ def _decoded(kernel: _core.ExpertKernel, tensors: Tensors, rule: Rule, dtype: st
 class _Memory:
     """A tensor's memory, for NumPy to view; whoever uses the view holds the tensor."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, code: str) -> None:
         self.__array_interface__ = {
             "data": (tensor.data_ptr(), True),
             "shape": tuple(tensor.shape),
             "strides": tuple(tensor.element_size() * stride for stride in tensor.stride()),
-            "typestr": _CODES[tensor.dtype],
+            "typestr": code,
             "version": 3,
         }
 
@@ -312,4 +334,6 @@ def _view(owner: str, name: str, tensor: torch.Tensor) -> Any:
     if tensor.dtype not in _CODES or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         got = f"{type(tensor).__name__} of {tensor.dtype}"
         raise refused(owner, "plain tensors of float32, bfloat16 or float16", got, f".{name}")
-    return Weights(f"{owner}.{name}", np.asarray(_Memory(tensor)), _NAMES[tensor.dtype], shared=True)
+    return Weights(
+        f"{owner}.{name}", np.asarray(_Memory(tensor, _CODES[tensor.dtype])), _NAMES[tensor.dtype], shared=True
+    )

@@ -214,7 +214,8 @@ def _check_extent(rule: Rule, tensor: torch.Tensor) -> None:
 def _sample(tensor: torch.Tensor) -> Any:
     """View some of a tensor's numbers, as bits; like the experts, it does not keep the tensor alive."""
     bits = np.asarray(_Memory(tensor, f"<u{tensor.element_size()}"))
-    return bits[..., *(slice(n // _SAMPLED // 2, None, max(1, n // _SAMPLED)) for n in bits.shape)]
+    index: tuple[Any, ...] = tuple(slice(n // _SAMPLED // 2, None, max(1, n // _SAMPLED)) for n in bits.shape)
+    return bits[(..., *index)]
 
 
 def _witness(tensor: torch.Tensor) -> torch.Tensor:

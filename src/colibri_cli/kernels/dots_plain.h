@@ -3,7 +3,9 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline void plain_i16(const char *const *x, int n_rows, const int16_t *w, int32_t (*sums)[16]) {
+static inline void plain_i16(const char *const *x, int n_rows, const int16_t *w, const char *next,
+                             int32_t (*sums)[16]) {
+  for (int i = 0; next && i < 512; i += 64) __builtin_prefetch(next + i, 0, 2);
   for (int r = 0; r < n_rows; r++)
     for (int j = 0; j < 16; j++) {
       int32_t sum = 0;

@@ -1,5 +1,8 @@
 /* Which instruction sets this build holds and this processor runs. */
 #include <string.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 #include "kernels.h"
 
@@ -15,24 +18,38 @@ extern const clb_kernels clb_kernels_neon; /* part of armv8-a: no question to as
 
 static int runs_always(void) { return 1; }
 #ifdef __x86_64__
-/* The compiler's runtime also asks whether the operating system saves the wide registers. */
-static int runs_avx2(void) {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+enum { UNKNOWN, SCALAR, AVX2, AVX512, AVX512_BF16 };
+
+/* Which wide registers the operating system saves: the XCR0 register, Intel's manual, volume 1, 13.3. */
+static uint32_t saved_registers(void) {
+  uint32_t low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return low;
 }
-static int runs_avx512(void) {
-  return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+
+static int ask(void) {
+  enum { YMM = 0x6, ZMM = 0xe6 };
+  uint32_t a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || ~c & (bit_FMA | bit_F16C | bit_OSXSAVE)) return SCALAR;
+  uint32_t saved = saved_registers();
+  if (~saved & YMM || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~b & bit_AVX2) return SCALAR;
+  if (~saved & ZMM || ~b & (bit_AVX512F | bit_AVX512BW | bit_AVX512VL) || ~c & bit_AVX512VNNI) return AVX2;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || ~a & bit_AVX512BF16) return AVX512;
+  /* The manual has vdpbf16ps as two fused multiply-adds, the upper half's first. Each processor is held to it. */
+  return clb_pairs_are_chains(&clb_kernels_avx512_bf16) ? AVX512_BF16 : AVX512;
 }
-/* Intel's manual has vdpbf16ps as two fused multiply-adds, the upper half's first. Each processor is asked, once. */
-static int runs_avx512_bf16(void) {
-  static int answer = -1;
+
+/* Asked once: in a virtual machine each question leaves it. */
+static int processor(void) {
+  static int answer = UNKNOWN;
   int known = __atomic_load_n(&answer, __ATOMIC_RELAXED);
-  if (known >= 0) return known;
-  known = runs_avx512() && __builtin_cpu_supports("avx512bf16") && clb_pairs_are_chains(&clb_kernels_avx512_bf16);
-  __atomic_store_n(&answer, known, __ATOMIC_RELAXED);
+  if (known == UNKNOWN) __atomic_store_n(&answer, known = ask(), __ATOMIC_RELAXED);
   return known;
 }
+
+static int runs_avx2(void) { return processor() >= AVX2; }
+static int runs_avx512(void) { return processor() >= AVX512; }
+static int runs_avx512_bf16(void) { return processor() >= AVX512_BF16; }
 #endif
 
 /* Best first. */

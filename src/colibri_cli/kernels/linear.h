@@ -64,11 +64,11 @@ static inline __attribute__((always_inline)) void tiles(clb_dtype dtype, const c
     int left = n_rows - row;
     /* 7 to 11 rows go as two even halves: 4 + 4 keeps more chains in flight than 6 + 2. */
     n = left >= 2 * most ? most : left > most ? (left + 1) / 2 : left;
-    /* The hardware's prefetcher serves one row, and few rows of float32, better alone. */
-    int streams = n_panels == 1 || n_rows > (dtype == CLB_BF16 ? 1 : 4);
-    ptrdiff_t ahead = streams ? CLB_STREAM_AHEAD : 0;
-    if (n_rows > most) ahead = n_panels * b->panel_stride;
-    if (n < left || !b->streamed) ahead = 0;
+    /* The first tile asks for what it comes to next, the last for the panels after these: either alone leaves memory
+     * waiting. The hardware's prefetcher serves one tile better alone, where it has several panels or one row. */
+    int alone = n == n_rows && (dtype == CLB_BF16 ? n == 1 : n_panels > 1);
+    ptrdiff_t ahead = row == 0 ? CLB_STREAM_AHEAD : n == left ? n_panels * b->panel_stride : 0;
+    if (alone || !b->streamed) ahead = 0;
     if (most >= 6 && n == 6) tile(dtype, a, row, 6, b, panel, n_panels, ahead, init, ldi, c, ldc);
     else if (most >= 6 && n == 5) tile(dtype, a, row, 5, b, panel, n_panels, ahead, init, ldi, c, ldc);
     else if (most >= 6 && n == 4) tile(dtype, a, row, 4, b, panel, n_panels, ahead, init, ldi, c, ldc);

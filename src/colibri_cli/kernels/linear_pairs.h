@@ -67,8 +67,8 @@ int KERNEL(linear_pairs)(const clb_input *a, int n_rows, const clb_panels *b, in
     for (int row = 0, n, done; row < n_rows; row += n) {
       int left = n_rows - row;
       n = left >= 2 * SINGLE_TILE ? SINGLE_TILE : left > SINGLE_TILE ? (left + 1) / 2 : left;
-      ptrdiff_t ahead = n_rows > SINGLE_TILE ? 2 * b->panel_stride : CLB_STREAM_AHEAD;
-      if (n < left || !b->streamed) ahead = 0;
+      ptrdiff_t ahead = row == 0 ? CLB_STREAM_AHEAD : n == left ? 2 * b->panel_stride : 0; /* as in linear.h */
+      if (n == n_rows || !b->streamed) ahead = 0;
 #define TILE(n) tile_pairs(a, row, n, b, panel, ahead, init, ldi, c, ldc)
       if (n == 6) done = TILE(6);
       else if (n == 5) done = TILE(5);

@@ -61,12 +61,11 @@ static inline __attribute__((always_inline)) void tile_quant(clb_dtype dtype, co
   for (int g = first; g < end; g++) {
     vi sums[QUANT_ROWS][VECTORS];
     vf scale[VECTORS], zero[VECTORS];
-    if (next) {
-      for (int i = 0; i < GROUP_BYTES(dtype); i += 64) __builtin_prefetch(next + i, 0, 2);
-      next += GROUP_BYTES(dtype);
+    if (next) { /* of int8, the scales alone: the dots ask for the rest */
+      for (int i = dtype == CLB_I8 ? 512 : 0; i < GROUP_BYTES(dtype); i += 64) __builtin_prefetch(next + i, 0, 2);
     }
     if (unpacked) {
-      if (dtype == CLB_I8) dots_i16(x, n_rows, w, sums);
+      if (dtype == CLB_I8) dots_i16(x, n_rows, w, next, sums);
       else dots_u8(x, n_rows, w, sums);
       const float *scales = (const float *)(w + q_bytes * CLB_PANEL);
       UNROLL
@@ -76,7 +75,7 @@ static inline __attribute__((always_inline)) void tile_quant(clb_dtype dtype, co
       }
       w += UNPACKED_BYTES(dtype);
     } else {
-      if (dtype == CLB_I8) dots_i8(x, n_rows, w, sums);
+      if (dtype == CLB_I8) dots_i8(x, n_rows, w, next, sums);
       else dots_u4(x, n_rows, w, sums);
       scales_of_group(dtype, w, base, scale, zero);
       w += GROUP_BYTES(dtype);
@@ -91,6 +90,7 @@ static inline __attribute__((always_inline)) void tile_quant(clb_dtype dtype, co
       }
       x[r] += x_bytes;
     }
+    if (next) next += GROUP_BYTES(dtype);
   }
   UNROLL
   for (int r = 0; r < n_rows; r++) {
@@ -116,7 +116,7 @@ static inline __attribute__((always_inline)) void linear_quant(clb_dtype dtype, 
         for (int i = 0; i < end - g; i++)
           unpack_group(dtype, w + i * GROUP_BYTES(dtype), base, unpacked + i * UNPACKED_BYTES(dtype));
         for (; row + QUANT_ROWS <= n_rows; row += QUANT_ROWS) {
-          const char *next = n_rows - row < 2 * QUANT_ROWS ? w + (ptrdiff_t)step * GROUP_BYTES(dtype) : NULL;
+          const char *next = row == 0 ? w + CLB_STREAM_AHEAD : NULL; /* the groups here are unpacked already */
           tile_quant(dtype, a, row, QUANT_ROWS, unpacked, 0, 1, g, end, next, c, ldc);
         }
       }
@@ -124,7 +124,7 @@ static inline __attribute__((always_inline)) void linear_quant(clb_dtype dtype, 
       const char *next =
           many || !b->streamed || (dtype == CLB_I8 && LANES > 8 && n_rows == 1) ? NULL : w + CLB_STREAM_AHEAD;
       while (row < n_rows) {
-        int n = n_rows - row;
+        int left = n_rows - row, n = left > 4 && left < 8 ? (left + 1) / 2 : left; /* 3 + 3 is quicker than 4 + 2 */
 #define TILE(n) tile_quant(dtype, a, row, n, w, base, 0, g, end, next, c, ldc)
 #if QUANT_ROWS >= 4
         if (QUANT_ROWS >= 8 && n >= 8) TILE(n = QUANT_ROWS);
@@ -135,7 +135,7 @@ static inline __attribute__((always_inline)) void linear_quant(clb_dtype dtype, 
 #endif
           TILE(n = 1);
 #undef TILE
-        row += n;
+        row += n, next = NULL;
       }
     }
   }

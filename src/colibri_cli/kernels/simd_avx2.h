@@ -67,7 +67,9 @@ static inline __m256i broadcast_4_bytes(const char *p) {
   return _mm256_set1_epi32(word);
 }
 static inline __attribute__((always_inline)) void dots_words(const char *const *x, int n_rows, const void *w,
-                                                             int narrow, vi (*sums)[2]) {
+                                                             int narrow, const char *next, vi (*sums)[2]) {
+#pragma GCC unroll 1
+  for (int i = 0; next && i < 512; i += 64) __builtin_prefetch(next + i, 0, 2);
 #pragma GCC unroll 4
   for (int r = 0; r < n_rows; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 4
@@ -90,12 +92,12 @@ static inline __attribute__((always_inline)) void dots_words(const char *const *
   }
 }
 static inline __attribute__((always_inline)) void dots_i8(const char *const *x, int n_rows, const char *w,
-                                                          vi (*sums)[2]) {
-  dots_words(x, n_rows, w, 1, sums);
+                                                          const char *next, vi (*sums)[2]) {
+  dots_words(x, n_rows, w, 1, next, sums);
 }
 static inline __attribute__((always_inline)) void dots_i16(const char *const *x, int n_rows, const void *w,
-                                                           vi (*sums)[2]) {
-  dots_words(x, n_rows, w, 0, sums);
+                                                           const char *next, vi (*sums)[2]) {
+  dots_words(x, n_rows, w, 0, next, sums);
 }
 static inline void unpack_i8(const char *w, char *to) {
   for (int i = 0; i < 32; i++)

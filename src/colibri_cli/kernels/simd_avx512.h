@@ -55,7 +55,7 @@ static inline __m512i broadcast_4_bytes(const char *p) {
 }
 
 /* Integer dots (quant.h) by vpdpwssd and vpdpbusd, which do not saturate. Few rows have several sums each, so that the
- * adds' latency does not set the pace. */
+ * adds' latency does not set the pace. What is next is asked for step by step: all at once would stop the loads. */
 static inline __attribute__((always_inline)) vi wide_pair(const void *w, int i) {
   return _mm512_loadu_si512((const char *)w + 64 * i);
 }
@@ -69,9 +69,10 @@ static inline __attribute__((always_inline)) vi nibble_quad(const void *w, int i
   return _mm512_and_si512(_mm512_srlv_epi64(both, shift), _mm512_set1_epi8(15));
 }
 static inline __attribute__((always_inline)) void dots(const char *const *x, int n_rows, const void *w, int n_steps,
-                                                       vi (*load)(const void *w, int i), int bytes, vi (*sums)[1]) {
+                                                       vi (*load)(const void *w, int i), int bytes, const char *next,
+                                                       vi (*sums)[1]) {
   enum { MOST = 4 };
-  int n_sums = n_rows >= MOST ? 1 : MOST / n_rows;
+  int n_sums = n_rows <= 2 ? MOST : n_rows <= 4 ? 2 : 1;
   vi sum[QUANT_ROWS][MOST];
 #pragma GCC unroll 8
   for (int r = 0; r < n_rows; r++)
@@ -81,6 +82,7 @@ static inline __attribute__((always_inline)) void dots(const char *const *x, int
   for (int i = 0; i < n_steps; i += n_sums) {
 #pragma GCC unroll 4
     for (int s = 0; s < n_sums; s++) {
+      if (next && (i + s) % 2 == 0) __builtin_prefetch(next + 32 * (i + s), 0, 2);
       vi w_i = load(w, i + s);
 #pragma GCC unroll 8
       for (int r = 0; r < n_rows; r++) {
@@ -97,20 +99,20 @@ static inline __attribute__((always_inline)) void dots(const char *const *x, int
   }
 }
 static inline __attribute__((always_inline)) void dots_i8(const char *const *x, int n_rows, const char *w,
-                                                          vi (*sums)[1]) {
-  dots(x, n_rows, w, 16, narrow_pair, 0, sums);
+                                                          const char *next, vi (*sums)[1]) {
+  dots(x, n_rows, w, 16, narrow_pair, 0, next, sums);
 }
 static inline __attribute__((always_inline)) void dots_i16(const char *const *x, int n_rows, const void *w,
-                                                           vi (*sums)[1]) {
-  dots(x, n_rows, w, 16, wide_pair, 0, sums);
+                                                           const char *next, vi (*sums)[1]) {
+  dots(x, n_rows, w, 16, wide_pair, 0, next, sums);
 }
 static inline __attribute__((always_inline)) void dots_u4(const char *const *x, int n_rows, const char *w,
                                                           vi (*sums)[1]) {
-  dots(x, n_rows, w, 8, nibble_quad, 1, sums);
+  dots(x, n_rows, w, 8, nibble_quad, 1, NULL, sums);
 }
 static inline __attribute__((always_inline)) void dots_u8(const char *const *x, int n_rows, const void *w,
                                                           vi (*sums)[1]) {
-  dots(x, n_rows, w, 8, wide_pair, 1, sums);
+  dots(x, n_rows, w, 8, wide_pair, 1, NULL, sums);
 }
 static inline void unpack_i8(const char *w, char *to) {
   for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + 64 * i, narrow_pair(w, i));

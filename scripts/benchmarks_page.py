@@ -51,9 +51,10 @@ in the caches.
   both sides. Below 1 the rival is quicker. It may differ from the ratio of the times shown; where the two disagree
   about who is first, call it a tie.
 - **spread**: the middle half of the medians of Colibri's rounds, by the time.
-- **of peak**: Colibri's share of the multiply-adds that so many threads managed at best in the same rounds, in
-  registers or in the first cache. int8 and int4 multiply integers, several at once, and may pass it.
-- **of read**: its share of the best rate at which so many threads read memory in the same rounds, by plain loops or by
+- **of peak**: Colibri's share of the multiply-adds that so many threads managed just before or just after its turn, in
+  registers or in the first cache; the median of the rounds. int8 and int4 multiply integers, several at once, and may
+  pass it.
+- **of read**: likewise its share of the best rate at which so many threads read memory then, by plain loops or by
   Colibri's own kernels on more weights than the caches hold. Each active expert's weights count once; what comes from a
   cache may pass it.
 

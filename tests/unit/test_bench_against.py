@@ -332,14 +332,15 @@ def test_arms_take_turns_and_the_slow_ones_fewer():
 def test_figures_follow_from_the_times():
     ours = racer("colibri", Script((RIGHT, 1e-3), iter([100.0, 400.0, 200.0]), []))
     rival = racer("ggml", Script((RIGHT, 1e-3), iter([300.0, 600.0, 300.0]), []))
-    cell = cell_of(ours, rival, plan=Plan(3, 0.3), looks=[Limit(1, 40), Limit(700, 1), Limit(2, 2)])
+    cell = cell_of(ours, rival, plan=Plan(3, 0.3), looks=[Limit(10, 1), Limit(1, 4), Limit(2, 1), Limit(4, 8)])
     found, other = cell.arms
-    assert cell.limit == Limit(700, 40)
+    assert cell.limit == Limit(10, 8)
     assert (found.p50_ns, found.low_ns, found.high_ns, found.p99_ns) == (200, 150, 300, 400)
     assert found.gflops == TINY.flops(4) / 200
     assert found.gb_s == 5 * TINY.expert_weights * 4 / 200
-    assert found.of_peak == pytest.approx(found.gflops / 700)
-    assert found.of_read == pytest.approx(found.gb_s / 40)
+    # Each round by the better of the looks beside it: 100 by (10, 4), 400 by (2, 4), 200 by (4, 8).
+    assert found.of_peak == pytest.approx(TINY.flops(4) / 800)
+    assert found.of_read == pytest.approx(5 * TINY.expert_weights * 4 / 1600)
     assert found.ratio is None
     assert other.ratio == 1.5  # of 3, 1.5 and 1.5, round by round
     assert cell.best_rival is other

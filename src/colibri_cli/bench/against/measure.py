@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from colibri_cli.bench.against.limits import Limit
 from colibri_cli.bench.against.results import ArmResult, Cell
 from colibri_cli.bench.against.workers import WorkerLost
 from colibri_cli.bench.clock import Times, percentile
@@ -17,13 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from colibri_cli.bench.against.answers import Answers, Error
-    from colibri_cli.bench.against.limits import Limit
     from colibri_cli.bench.against.request import Entrant
     from colibri_cli.bench.against.workers import Worker
     from colibri_cli.bench.shapes import Shape
 
 _FEWEST_ROUNDS = 3
-_LOOK_EVERY = 2  # rounds, at what the machine can do
 _MOST_SAMPLES = 2_000  # of an arm in one round
 _QUICKEST = 1e-9  # seconds of a call, which the clock's own cost may eat
 _PATIENCE = 60.0  # seconds for an answer, and more for large work:
@@ -156,7 +157,7 @@ def measure(racers: Sequence[Racer], work: Work, answers: Answers, look: Callabl
     """
     entered = [_enter(racer, work, answers, plan) for racer in racers]
     turns = [arm for arm in entered if isinstance(arm, Turns)]
-    limit = look(work.threads)
+    looks = [look(work.threads)]
     n_rounds = max((arm.n_rounds for arm in turns), default=0)
     for i in range(n_rounds):
         for arm in turns:
@@ -164,11 +165,12 @@ def measure(racers: Sequence[Racer], work: Work, answers: Answers, look: Callabl
                 times = arm.racer.ask(work.patience * arm.n_calls, "sample", arm.n_calls)
                 if times is not None:
                     arm.rounds[i] = times
-        if i % _LOOK_EVERY == 0 or i == n_rounds - 1:
-            limit = limit.or_better(look(work.threads))
+        looks.append(look(work.threads))
+    limits = [before.or_better(after) for before, after in pairwise(looks)]
     ours = next((arm for arm in turns if arm.racer.entrant.ours and arm.racer.worker is not None), None)
-    arms = [arm if isinstance(arm, ArmResult) else _result(arm, work, limit, ours) for arm in entered]
-    return Cell(work.shape, work.dtype, work.n_tokens, work.threads, work.active_experts, limit, arms)
+    arms = [arm if isinstance(arm, ArmResult) else _result(arm, work, limits, ours) for arm in entered]
+    best = reduce(Limit.or_better, looks)
+    return Cell(work.shape, work.dtype, work.n_tokens, work.threads, work.active_experts, best, arms)
 
 
 def _enter(racer: Racer, work: Work, answers: Answers, plan: Plan) -> Turns | ArmResult:
@@ -186,14 +188,13 @@ def _enter(racer: Racer, work: Work, answers: Answers, plan: Plan) -> Turns | Ar
     return Turns(racer, error, n_rounds, n_calls)
 
 
-def _result(arm: Turns, work: Work, limit: Limit, ours: Turns | None) -> ArmResult:
+def _result(arm: Turns, work: Work, limits: Sequence[Limit], ours: Turns | None) -> ArmResult:
     entrant = arm.racer.entrant
     if arm.racer.worker is None:
         return arm.racer.absent(work)
     times, medians = np.concatenate(list(arm.rounds.values())), arm.medians()
     low, p50, high = np.maximum(np.percentile(list(medians.values()), [25, 50, 75]), _QUICKEST * 1e9)
-    gflops = work.flops / p50
-    gb_s = entrant.kind.n_bytes(work.active_experts * work.shape.expert_weights) / p50
+    n_bytes = entrant.kind.n_bytes(work.active_experts * work.shape.expert_weights)
     return ArmResult(
         name=entrant.name,
         peer=entrant.peer.name,
@@ -207,12 +208,17 @@ def _result(arm: Turns, work: Work, limit: Limit, ours: Turns | None) -> ArmResu
         low_ns=float(low),
         high_ns=float(high),
         p99_ns=percentile(times, 990) if len(times) >= 100 else None,
-        gflops=float(gflops),
-        gb_s=float(gb_s),
-        of_peak=float(gflops / limit.peak_gflops),
-        of_read=float(gb_s / limit.read_gb_s),
+        gflops=float(work.flops / p50),
+        gb_s=float(n_bytes / p50),
+        of_peak=_share(work.flops, medians, [limit.peak_gflops for limit in limits]),
+        of_read=_share(n_bytes, medians, [limit.read_gb_s for limit in limits]),
         ratio=None if ours is None or arm is ours else _ratio(medians, ours.medians()),
     )
+
+
+def _share(amount: float, medians: dict[int, float], rates: Sequence[float]) -> float:
+    """Rate by the machine's: the median over an arm's rounds, each by the best just before or after it."""
+    return float(np.median([amount / max(time, _QUICKEST * 1e9) / rates[i] for i, time in medians.items()]))
 
 
 def _ratio(rival: dict[int, float], ours: dict[int, float]) -> float:

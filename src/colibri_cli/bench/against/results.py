@@ -39,7 +39,7 @@ class ArmResult:
     gflops, gb_s : float
         Operations, and bytes of the active experts' weights, each counted once, at P50, 10^9 a second.
     of_peak, of_read : float
-        Share of what the machine could do in the same rounds.
+        Share of what the machine could do just before or after, the median of the rounds.
     ratio : float
         Its time by Colibri's, the median of the rounds that both took part in.
     """

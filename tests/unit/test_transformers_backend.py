@@ -28,6 +28,20 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # others' warnings
 ROOT = Path(__file__).parents[2]
 PACKS = ("float32", "bfloat16", "int8", "int4")
 REFUSED = {"inkling2", "inkling2_loop", "muse_spark"}
+# Their text models have no head to choose tokens by.
+HEADLESS = {
+    "deepseek_ocr2",
+    "diffusion_gemma",
+    "ernie4_5_vl_moe",
+    "glm4v_moe",
+    "glm5_next",
+    "hy_v4_vl",
+    "mistral_large4",
+    "openai_privacy_filter",
+    "qwen3_omni_moe",
+    "qwen3_vl_moe",
+    "unlimited_ocr",
+}
 # One of each kind of class: layouts, formulas, biases, and what routers give.
 KINDS = ["olmoe", "mixtral", "deepseek_v3", "deepseek_v4", "gpt_oss", "nemotron_h", "aria", "gemma4", "minimax_m3_vl"]
 
@@ -98,7 +112,7 @@ def test_every_family_answers_as_eager_or_is_refused(family):
         assert row.verdict == "runs"
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", [family for family in PAGE.families() if family not in REFUSED | HEADLESS])
 def test_generate_gives_the_same_ids(family):
     model = PAGE.small_model(family)
     options = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": False, "pad_token_id": 0}
@@ -109,6 +123,11 @@ def test_generate_gives_the_same_ids(family):
     assert found["eager"].shape == (2, 69)
     assert torch.equal(found["colibri"], found["eager"])
     assert torch.equal(found["colibri-float32"], found["eager"])
+
+
+@pytest.mark.parametrize("family", sorted(HEADLESS))
+def test_a_family_without_a_head_cannot_generate(family):
+    assert not PAGE.small_model(family).can_generate()
 
 
 @pytest.mark.parametrize("family", [*KINDS, "openai_privacy_filter", "beam"])
@@ -451,6 +470,22 @@ def test_a_biass_gradient_is_refused_too():
     layer.down_proj_bias.requires_grad_()
     with torch.enable_grad(), pytest.raises(InvalidInput, match="no gradients"):
         layer(*inputs)
+
+
+@pytest.mark.parametrize("name", ["hidden_states", "weight"])
+def test_forward_mode_gradients_are_refused(name):
+    model, layer, (hidden, ids, weights) = layer_of()
+    model.set_experts_implementation("colibri")
+
+    def call(value):
+        if name == "hidden_states":
+            return layer(value, ids, weights)
+        return torch.func.functional_call(layer, {"down_proj": value}, (hidden, ids, weights))
+
+    value = hidden if name == "hidden_states" else layer.down_proj.detach()
+    with pytest.raises(InvalidInput, match=r"Expected a call that needs no gradients.*got tensors with tangents"):
+        torch.func.jvp(call, (value,), (torch.ones_like(value),))
+    assert torch.equal(call(value), run(model, layer, (hidden, ids, weights)))
 
 
 def test_an_activation_that_is_changed_where_it_is():

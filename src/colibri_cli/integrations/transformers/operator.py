@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 
 from colibri_cli.errors import InvalidInput
 from colibri_cli.integrations.transformers.rules import NUMBERS, refused, rule_of
@@ -72,12 +73,15 @@ def forward(
     if hasattr(module, "down_proj_scale_inv"):
         up_scale, down_scale = getattr(module, f"{first}_scale_inv"), module.down_proj_scale_inv
     given = (hidden_states, top_k_weights, up, down, up_bias, down_bias, up_scale, down_scale)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
+    present = [tensor for tensor in given if tensor is not None]
+    backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present)
+    if backward or _carries_tangents(present):
         raise InvalidInput(
             expected="a call that needs no gradients: Colibri runs forward only",
-            got="gradients enabled, and tensors that require them",
+            got="gradients enabled, and tensors that require them" if backward else "tensors with tangents",
             at=type(module).__name__,
-            hint='run it under torch.no_grad() or inference_mode(); to train, set_experts_implementation("eager")',
+            hint=("run it under torch.no_grad() or inference_mode(); " if backward else "")
+            + 'to differentiate, set_experts_implementation("eager")',
         )
     if hidden_states.device != up.device or up.device.type not in ("cpu", "meta"):
         raise refused(module, "tensors on the CPU", f"hidden states on {hidden_states.device}, weights on {up.device}")
@@ -97,6 +101,11 @@ def forward(
         threads,
     )
     return result
+
+
+def _carries_tangents(tensors: list[torch.Tensor]) -> bool:
+    """Say whether forward-mode differentiation goes through here; what is compiled has none."""
+    return not torch.compiler.is_compiling() and any(unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def _run(

@@ -108,7 +108,8 @@ def test_missing_key(place):
 @given(st.dictionaries(st.sampled_from(PLACES), ANYTHING, min_size=1, max_size=3))
 def test_no_error_of_jsonschema_gets_lost_and_none_is_added(changes):
     config = copy.deepcopy(GOOD)
-    for (key, *inner), value in changes.items():
+    for (key, *inner), shared in changes.items():
+        value = copy.deepcopy(shared)  # another change may go into it
         if not inner:
             config[key] = value
         elif isinstance(config[key], dict) or (isinstance(config[key], list) and len(config[key]) == 5):

@@ -180,18 +180,51 @@ static __attribute__((noinline)) void add_in_place(const clb_kernels *k, const p
   }
 }
 
-/* c[r][...] = the projection's n_panels from panel. */
-static void project(const clb_kernels *k, const projection *w, int panel, int n_panels, const row_block *rows, float *c,
-                    ptrdiff_t ldc) {
+/* Panels that are made together: n_runs runs of n neighbours, `apart` panels from one run's first to the next's. */
+typedef struct {
+  int first, n_runs, n, apart;
+} block;
+
+static int panels_of(const block *b) { return b->n_runs * b->n; }
+
+/* Runs that are read side by side. Few rows wait for memory, whose prefetcher follows a few long runs, each taken from
+ * start to end, better than ever new short ones (docs/decisions/0009). */
+enum { MOST_IN_RUNS = 6 };
+static int runs_for(const projection *w, int n_rows) {
+  int most = quantised(w->dtype) || w->place->in_place ? 0 : w->dtype == CLB_BF16 ? MOST_IN_RUNS : 4;
+  return n_rows > most ? 1 : n_rows == 1 ? CLB_UNIT : 2;
+}
+
+/* Panels that one run takes at once: a single row streams several, more rows find their chains in one or two. Where
+ * intermediate states are quantised this makes whole groups of them, from two panels or two pairs. */
+static int panels_at_once(const projection *w, int n_rows) {
+  if (in_columns(w)) return n_rows < CLB_ROW_BLOCK ? CLB_ROW_BLOCK / n_rows * CLB_UNIT : CLB_UNIT;
+  return n_rows == 1 || quantised(w->dtype) ? CLB_UNIT : 2;
+}
+
+/* What comes when `done` of the panels from first to end - 1 have been made; what does not fill the runs is last. */
+static block block_after(const projection *w, int n_rows, int first, int end, int done) {
+  int n_runs = runs_for(w, n_rows), length = (end - first) / (n_runs * w->n_halves) * w->n_halves;
+  if (n_runs > 1 && done < n_runs * length) return (block){first + done / n_runs, n_runs, w->n_halves, length};
+  int left = end - first - done, most = panels_at_once(w, n_rows);
+  return (block){first + done, 1, left < most ? left : most, 0};
+}
+
+/* c[r][...] = n_panels of the projection in memory of ours, from the first, so many apart. */
+static void project_packed(const clb_kernels *k, const projection *w, int first, int n_panels, int apart,
+                           const row_block *rows, float *c, ptrdiff_t ldc) {
   float init[CLB_UNIT * CLB_PANEL];
-  if (!w->place->in_place) {
-    ptrdiff_t bytes = (ptrdiff_t)clb_panel_bytes(w->dtype, w->n_inputs);
-    clb_panels b = {w->weights + panel * bytes,         0, bytes, CLB_PANEL * weight_bytes(w),
-                    w->bases ? w->bases + panel : NULL, 1};
-    start_of(w, panel, n_panels, init);
-    linear_rows(k, w->dtype, rows, 0, w->n_inputs, b, n_panels, init, c, ldc);
-    return;
-  }
+  ptrdiff_t bytes = (ptrdiff_t)clb_panel_bytes(w->dtype, w->n_inputs);
+  clb_panels b = {w->weights + first * bytes,         0, apart * bytes, CLB_PANEL * weight_bytes(w),
+                  w->bases ? w->bases + first : NULL, 1};
+  for (int p = 0; p < n_panels; p++) start_of(w, first + p * apart, 1, init + p * CLB_PANEL);
+  linear_rows(k, w->dtype, rows, 0, w->n_inputs, b, n_panels, init, c, ldc);
+}
+
+/* c[r][...] = the projection's n_panels from panel, in the caller's memory. */
+static void project_in_place(const clb_kernels *k, const projection *w, int panel, int n_panels, const row_block *rows,
+                             float *c, ptrdiff_t ldc) {
+  float init[CLB_UNIT * CLB_PANEL];
   int n = !in_columns(w) ? w->n_inputs : rows->n < FEW ? 16 : 256, group = in_columns(w) ? CLB_UNIT : n_panels;
   for (int i = 0; i < w->n_inputs; i += n)
     for (int p = 0; p < n_panels; p += group) {
@@ -201,11 +234,24 @@ static void project(const clb_kernels *k, const projection *w, int panel, int n_
     }
 }
 
-/* Panels that one pass takes: a single row streams several at once, more rows find their chains in one or two. Where
- * intermediate states are quantised a pass makes whole groups of them, from two panels or two pairs. */
-static int panels_at_once(const projection *w, int n_rows) {
-  if (in_columns(w)) return n_rows < CLB_ROW_BLOCK ? CLB_ROW_BLOCK / n_rows * CLB_UNIT : CLB_UNIT;
-  return n_rows == 1 || quantised(w->dtype) ? CLB_UNIT : 2;
+/* c[r][...] = a block's panels, run after run. */
+static void project(const clb_kernels *k, const projection *w, const block *b, const row_block *rows, float *c,
+                    ptrdiff_t ldc) {
+  if (w->place->in_place) {
+    project_in_place(k, w, b->first, b->n, rows, c, ldc);
+  } else if (b->n_runs == 1) {
+    project_packed(k, w, b->first, b->n, 1, rows, c, ldc);
+  } else { /* a panel of each run at a time */
+    float pass[MOST_IN_RUNS * CLB_UNIT * CLB_PANEL];
+    int ld = b->n_runs * CLB_PANEL;
+    for (int i = 0; i < b->n; i++) {
+      project_packed(k, w, b->first + i, b->n_runs, b->apart, rows, pass, ld);
+      for (int r = 0; r < rows->n; r++)
+        for (int run = 0; run < b->n_runs; run++)
+          memcpy(c + r * ldc + (run * b->n + i) * CLB_PANEL, pass + r * ld + run * CLB_PANEL,
+                 CLB_PANEL * sizeof(float));
+    }
+  }
 }
 
 static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end, char *h) {
@@ -219,10 +265,10 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
   size_t input_bytes = clb_input_bytes(s), h_bytes = clb_activation_bytes(s);
   int quantises = quantised(s->dtype), pairs = pairs_up(k, s->dtype);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
-  for (int step = panels_at_once(&w, n_rows); panel < end; panel += step) {
-    int n_panels = end - panel < step ? end - panel : step, ldt = n_panels * CLB_PANEL;
-    int column = panel / w.n_halves * CLB_PANEL, width = ldt / w.n_halves;
-    if (width > s->intermediate_size - column) width = s->intermediate_size - column;
+  block b;
+  for (int done = 0; panel + done < end; done += panels_of(&b)) {
+    b = block_after(&w, n_rows, panel, end, done);
+    int ldt = panels_of(&b) * CLB_PANEL;
     for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
       float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
       int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
@@ -235,18 +281,22 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
         rows.pairs[i] = input;
         rows.paired = rows.paired && clb_paired(input, s->hidden_size);
       }
-      project(k, &w, panel, n_panels, &rows, t, ldt);
-      if (quantises) {
-        float states[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
-        k->activate_f32(&s->rule, t, n, ldt, n_panels, states, ldt);
-        for (int i = 0; i < n; i++)
-          k->quantize(s->dtype, states + i * ldt, width, h + (r + i) * h_bytes + clb_row_bytes(s->dtype, column));
-      } else {
-        float *states = (float *)(h + r * h_bytes);
-        k->activate_f32(&s->rule, t, n, ldt, n_panels, states + column, h_bytes / sizeof(float));
-        if (s->narrow_states)
-          k->narrow_f32(states + column, n, h_bytes / sizeof(float), ldt / w.n_halves,
-                        (ptrdiff_t)state_floats(s) - column / 2);
+      project(k, &w, &b, &rows, t, ldt);
+      for (int run = 0; run < b.n_runs; run++) {
+        const float *of_run = t + run * b.n * CLB_PANEL;
+        int column = column_of(&w, b.first + run * b.apart), width = b.n * CLB_PANEL / w.n_halves;
+        if (quantises) {
+          float states[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
+          k->activate_f32(&s->rule, of_run, n, ldt, b.n, states, ldt);
+          if (width > s->intermediate_size - column) width = s->intermediate_size - column;
+          for (int i = 0; i < n; i++)
+            k->quantize(s->dtype, states + i * ldt, width, h + (r + i) * h_bytes + clb_row_bytes(s->dtype, column));
+        } else {
+          float *states = (float *)(h + r * h_bytes) + column;
+          k->activate_f32(&s->rule, of_run, n, ldt, b.n, states, h_bytes / sizeof(float));
+          if (s->narrow_states)
+            k->narrow_f32(states, n, h_bytes / sizeof(float), width, (ptrdiff_t)state_floats(s) - column / 2);
+        }
       }
     }
   }
@@ -260,9 +310,10 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
                   1,        then};
   size_t h_bytes = clb_activation_bytes(s);
   int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
-  for (int step = panels_at_once(&w, n_rows); panel < end; panel += step) {
-    int n_panels = end - panel < step ? end - panel : step, ldt = n_panels * CLB_PANEL, column = panel * CLB_PANEL;
-    int n_columns = s->hidden_size - column < ldt ? s->hidden_size - column : ldt;
+  block b;
+  for (int done = 0; panel + done < end; done += panels_of(&b)) {
+    b = block_after(&w, n_rows, panel, end, done);
+    int ldt = panels_of(&b) * CLB_PANEL;
     for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
       float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
       int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
@@ -272,11 +323,15 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
         rows.x[i] = (const float *)(h + (r + i) * h_bytes);
         rows.pairs[i] = (const char *)(rows.x[i] + state_floats(s));
       }
-      project(k, &w, panel, n_panels, &rows, t, ldt);
+      project(k, &w, &b, &rows, t, ldt);
       for (int i = 0; i < n; i++) {
         int slot = job->order[first + r + i];
-        k->accumulate_f32(job->slot_weights[slot], t + i * ldt, n_columns,
-                          job->y + slot / job->top_k * job->y_stride + column);
+        for (int run = 0; run < b.n_runs; run++) {
+          int column = (b.first + run * b.apart) * CLB_PANEL, width = b.n * CLB_PANEL;
+          k->accumulate_f32(job->slot_weights[slot], t + i * ldt + run * width,
+                            width < s->hidden_size - column ? width : s->hidden_size - column,
+                            job->y + slot / job->top_k * job->y_stride + column);
+        }
       }
     }
   }

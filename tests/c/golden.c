@@ -184,6 +184,13 @@ static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, in
   b.data = packed + cut * CLB_PANEL * size;
   linear(&rest, n_rows, &b, 2, NULL, &parts[0][0], OUTPUTS);
   alike &= memcmp(whole, parts, (size_t)n_rows * sizeof *whole) == 0;
+  for (int r = 0; r < n_rows; r++) memcpy(parts[r], init, sizeof init);
+  for (int p = 0; p < OUTPUTS && dtype == CLB_F32 && k->linear_in_place; p += CLB_PANEL) {
+    const char *outputs[CLB_PANEL];
+    for (int j = 0; j < CLB_PANEL; j++) outputs[j] = lying[0] + 1 + (p + j) * n_inputs * size;
+    k->linear_in_place(rows, n_rows, outputs, n_inputs, lying[0], &parts[0][p], OUTPUTS);
+  }
+  if (dtype == CLB_F32 && k->linear_in_place) alike &= memcmp(whole, parts, (size_t)n_rows * sizeof *whole) == 0;
   if (!alike) {
     fprintf(stderr, "%s, dtype %d, %d rows, %d inputs: not the packed bits\n", k->isa, dtype, n_rows, n_inputs);
     exit(1);

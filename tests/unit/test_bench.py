@@ -297,13 +297,13 @@ def test_the_oracle_refuses_a_file_of_another_size(tmp_path):
 
 def test_the_meter_counts_one_call_and_leaves_no_trace():
     model = Model.open(threads=1)
-    ids = np.arange(16, dtype=np.int32)
+    ids = np.arange(64, dtype=np.int32)
     expected = model.infer(ids)
     found, linear_ns, n_linear, transpose_ns, n_transpose = _core.metered(lambda: model.infer(ids))
     assert np.array_equal(found.probabilities, expected.probabilities)
-    n_active = np.count_nonzero(expected.routing.load)
-    assert n_linear >= 3 + 2 * n_active  # mixer, gate and head, and twice an expert
-    assert n_transpose >= 2 * n_active
+    load = expected.routing.load
+    assert n_linear >= 3 + 2 * np.count_nonzero(load)  # mixer, gate and head, and twice an expert
+    assert n_transpose >= 2 * np.count_nonzero(load > 2) > 0  # fewer rows take them as they lie
     assert linear_ns > 0
     assert transpose_ns > 0
     with pytest.raises(ZeroDivisionError):

@@ -23,7 +23,20 @@ ARCHIVE = INCLUDE.parent / "lib" / "libcolibri.a"
 CC, CXX = shutil.which("cc"), shutil.which("c++")
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
-UNITS = ("api", "dispatch", "experts", "float_mode", "isa", "isa_scalar", "pack", "pairs", "pool", "route", "score")
+UNITS = (
+    "api",
+    "dispatch",
+    "experts",
+    "float_mode",
+    "isa",
+    "isa_scalar",
+    "pack",
+    "pairs",
+    "pool",
+    "projection",
+    "route",
+    "score",
+)
 WIDE = ("isa_avx2", "isa_avx512", "isa_neon")
 TOKENS = 64
 

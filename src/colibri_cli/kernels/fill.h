@@ -15,7 +15,7 @@ static inline __attribute__((always_inline)) void fill_elements(int size, const 
 }
 
 #if LANES > 1
-enum { LINE = 64, AHEAD = 16 }; /* bytes of a cache line; rows of inputs that are asked for ahead of time */
+enum { AHEAD = 16 }; /* rows of inputs that are asked for ahead of time */
 
 /* Inputs side by side: squares of 32-bit words, each an input or two of bfloat16; returns the inputs done. Eight
  * outputs at a time: the lines of more that are a power of two apart would not fit the ways of an L1 cache. The words
@@ -31,8 +31,8 @@ static inline __attribute__((always_inline)) int fill_squares(int size, const ch
     for (int i = 0; i < done; i += step) {
       ptrdiff_t at = (ptrdiff_t)i * size;
       float *panel = (float *)(panels + ((ptrdiff_t)(j / CLB_PANEL) * k + i) * CLB_PANEL * size);
-      if (at % LINE == 0)
-        for (int line = 0; line < 8; line++) __builtin_prefetch(ahead + at * 8 + line * LINE, 0, 2);
+      if (at % CLB_LINE == 0)
+        for (int line = 0; line < 8; line++) __builtin_prefetch(ahead + at * 8 + line * CLB_LINE, 0, 2);
       for (int c = 0; c < 8; c += LANES) {
         vf block[LANES];
         for (int r = 0; r < LANES; r++) block[r] = vf_load((const float *)(rows[c + r] + at));

@@ -49,6 +49,7 @@ OF_AVX2(transpose_f32);
 OF_AVX2(pack_group);
 OF_AVX2(fill_panels);
 OF_AVX2(widen_f16);
+OF_AVX2(linear_in_place);
 OF_AVX2(accumulate_f32);
 OF_AVX2(softmax_f32);
 OF_AVX2(score_f32);
@@ -68,6 +69,7 @@ OF_AVX2(gate_f32);
    clb_pack_group_avx2,             \
    clb_fill_panels_avx2,            \
    clb_widen_f16_avx2,              \
+   clb_linear_in_place_avx2,        \
    KERNEL(activate_f32),            \
    KERNEL(narrow_f32),              \
    clb_accumulate_f32_avx2,         \

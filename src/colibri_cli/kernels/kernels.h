@@ -31,6 +31,7 @@ enum {
  *         scale's bits are its code's: 16 octaves in steps of 1/16, from 2^-15
  *   F16   only in place (clb_place): its panels are widened to F32 as they are filled */
 enum { CLB_GROUP = 32 };    /* inputs that share a scale */
+enum { CLB_LINE = 64 };     /* bytes of a cache line */
 #define CLB_SMALLEST 1e-35f /* I8 and I4 weights below this are held as 0: 1 / scale must stay finite */
 
 /* Where linear_pairs may be used: bfloat16 activations (float32 bits), weights (bits) and starts of chains that are 0
@@ -122,6 +123,11 @@ typedef struct {
   /* rows[i][0..16) from the IEEE 754 half-precision columns 0 8 1 9 2 10 ... of halves[i], which may be the second half
    * of the same memory. */
   void (*widen_f16)(const uint16_t *halves, int n_rows, float *rows);
+
+  /* Goes on with c by all k inputs of one panel of float32, which lie as for fill_panels, each output's side by side;
+   * quicker than panels for few rows. NULL: not here. next is where memory begins that is wanted soon, as there. */
+  void (*linear_in_place)(const float *const *x, int n_rows, const char *const *outputs, int k, const char *next,
+                          float *c, ptrdiff_t ldc);
 
   /* h[r][16 p + j] from t: gated, t holds panels gate, up, gate, up, ... and n_panels is even; else t is the gate. */
   void (*activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
@@ -351,7 +357,7 @@ void clb_time_dispatch(const int32_t *ids, int n_tokens, int top_k, int n_expert
                        const clb_samples *s);
 void clb_time_expert(const clb_kernels *k, const clb_experts_job *job, int expert, const clb_samples *s);
 
-/* How long the calling thread was inside linear_f32 and fill_panels, a clock read a call included. */
+/* How long the calling thread was in linear_f32 and linear_in_place, and in fill_panels, clock reads included. */
 typedef struct {
   int64_t linear_ns, linear_calls, fill_ns, fill_calls;
 } clb_meter;

@@ -17,6 +17,12 @@
 #include "score.h"
 
 #include "fill.h"
+#if LANES > 4 /* with fewer not measured yet */
+#include "in_place.h"
+#define LINEAR_IN_PLACE KERNEL(linear_in_place)
+#else
+#define LINEAR_IN_PLACE NULL
+#endif
 
 #include "quant.h"
 #include "quantize.h"
@@ -41,6 +47,7 @@ const clb_kernels CLB_JOIN(clb_kernels_, CLB_ISA) = {
     KERNEL(pack_group),
     KERNEL(fill_panels),
     KERNEL(widen_f16),
+    LINEAR_IN_PLACE,
     KERNEL(activate_f32),
     KERNEL(narrow_f32),
     KERNEL(accumulate_f32),

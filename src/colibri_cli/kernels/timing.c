@@ -78,11 +78,20 @@ static void metered_fill(clb_dtype dtype, const char *const *outputs, int n_pane
   meter.fill_calls++;
 }
 
+static void metered_in_place(const float *const *x, int n_rows, const char *const *outputs, int k, const char *next,
+                             float *c, ptrdiff_t ldc) {
+  int64_t start = now();
+  metered->linear_in_place(x, n_rows, outputs, k, next, c, ldc);
+  meter.linear_ns += now() - start;
+  meter.linear_calls++;
+}
+
 const clb_kernels *clb_meter_start(const clb_kernels *k) {
   metered = k;
   metering = *k;
   metering.linear_f32 = metered_linear;
   metering.fill_panels = metered_fill;
+  if (metered->linear_in_place) metering.linear_in_place = metered_in_place;
   meter = (clb_meter){0};
   return &metering;
 }

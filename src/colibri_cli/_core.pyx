@@ -1196,7 +1196,7 @@ def peak_gflops(int threads, /):
 
 
 def read_bandwidth(size_t n_bytes, int threads, int n_tries, /):
-    """Read n_bytes of memory by several loops; the best rate, in 10^9 bytes a second."""
+    """Read n_bytes of memory by several loops; the best one's median rate, in 10^9 bytes a second."""
     cdef _Memory memory = _Memory()
     cdef double rate
     memory.reserve(n_bytes)

@@ -32,8 +32,8 @@ def bytes_beyond_caches(machine: Topology) -> int:
 
 
 def read_gb_s(n_bytes: int, threads: int, *, quick: bool) -> float:
-    """Bytes that threads read together from memory, in 10^9 a second."""
-    return _core.read_bandwidth(n_bytes, threads, 2 if quick else 6)
+    """Bytes that threads read together from memory, in 10^9 a second: the median of the best loop."""
+    return _core.read_bandwidth(n_bytes, threads, 3 if quick else 7)
 
 
 def peak_gflops(threads: int) -> float:

@@ -1,6 +1,5 @@
 /* A panel of float32 weights that lie as [output][input], for rows so few that filling panels would not pay: squares of
- * weights are transposed in registers and used at once. Each load in the loop reads one output's line after line, which
- * the prefetcher knows an instruction by: one that went from output to output took half as long again. */
+ * weights are transposed in registers and used at once. Included by ops.h and isa_avx512.c. */
 
 /* Inputs from..to - 1, one by one. */
 static __attribute__((noinline)) void chain_elements(const float *const *x, int n_rows, const char *const *outputs,
@@ -22,22 +21,21 @@ void KERNEL(linear_in_place)(const float *const *x, int n_rows, const char *cons
   int i = (int)(-(uintptr_t)outputs[0] % CLB_LINE / sizeof(float)); /* where a line begins */
   if (i > k) i = k;
   chain_elements(x, n_rows, outputs, 0, i, c, ldc);
-  for (; i + STEP <= k; i += STEP, next += CLB_PANEL * CLB_LINE) UNROLL
-  for (int j = 0; j < CLB_PANEL; j += LANES) {
-    for (int line = 0; line < LANES; line++) __builtin_prefetch(next + (j + line) * CLB_LINE, 0, 2);
-    UNROLL
-    for (int at = i; at < i + STEP; at += LANES) {
-      vf w[LANES];
-      UNROLL
-      for (int o = 0; o < LANES; o++) w[o] = vf_load((const float *)outputs[j + o] + at);
-      vf_transpose(w);
-      for (int r = 0; r < n_rows; r++) {
-        vf acc = vf_load(c + r * ldc + j);
+  for (; i + STEP <= k; i += STEP, next += CLB_PANEL * CLB_LINE)
+    for (int j = 0; j < CLB_PANEL; j += LANES) {
+      for (int line = 0; line < LANES; line++) __builtin_prefetch(next + (j + line) * CLB_LINE, 0, 2);
+      for (int at = i; at < i + STEP; at += LANES) {
+        vf w[LANES];
         UNROLL
-        for (int l = 0; l < LANES; l++) acc = vf_fma(vf_set1(x[r][at + l]), w[l], acc);
-        vf_store(c + r * ldc + j, acc);
+        for (int o = 0; o < LANES; o++) w[o] = vf_load((const float *)outputs[j + o] + at);
+        vf_transpose(w);
+        for (int r = 0; r < n_rows; r++) {
+          vf acc = vf_load(c + r * ldc + j);
+          UNROLL
+          for (int l = 0; l < LANES; l++) acc = vf_fma(vf_set1(x[r][at + l]), w[l], acc);
+          vf_store(c + r * ldc + j, acc);
+        }
       }
     }
-  }
   chain_elements(x, n_rows, outputs, i, k, c, ldc);
 }

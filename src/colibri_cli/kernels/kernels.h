@@ -368,7 +368,7 @@ clb_meter clb_meter_read(void);
 int clb_sanitized(void); /* whether this build has the address sanitizer */
 
 /* What this machine can do: fused multiply-adds by peak_f32 on n_threads at once, and bytes read per ns from memory,
- * the best of several loops, each tried n_tries times; n_bytes, at least a page a thread, are overwritten. */
+ * the best of several loops, each by the median of n_tries; n_bytes, at least a page a thread, are overwritten. */
 double clb_peak_gflops(const clb_kernels *k, int n_threads);
 double clb_read_bandwidth(char *memory, size_t n_bytes, int n_threads, int n_tries);
 

@@ -112,8 +112,7 @@ static const char *panel_at(const clb_projection *w, int panel) {
   return w->weights + half_of(w, panel) * w->place->up + (column < last ? column : last) * w->place->output;
 }
 
-/* In the caller's memory: where n_panels' outputs are, and for each panel where memory begins that is wanted after it.
- */
+/* In the caller's memory: where panels' outputs are, and for each panel where memory begins that is wanted after it. */
 typedef struct {
   const char *outputs[CLB_UNIT * CLB_PANEL], *next[CLB_UNIT];
 } places;

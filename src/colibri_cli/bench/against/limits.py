@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _SIZE = 1024  # hidden and intermediate, of the experts that are streamed
 _STREAMED = ("float32", "bfloat16", "int8")  # int4 takes more arithmetic a byte, and is never the fastest
-_CALLS = 2  # of a stream, at a look
+_CALLS = 3  # of a stream, at a look
 
 
 class Limit(NamedTuple):
@@ -42,7 +43,8 @@ class Limits:
     """Loops over more memory than the caches hold: plain reads, and the kernels' own stream in several types.
 
     A kernel's stream is a call for one token that needs every expert. It is among the loops so that no kernel can read
-    faster than what is called the machine's rate.
+    faster than what is called the machine's rate. A loop's rate is the median of its tries, as an arm's time is that of
+    its calls: the best of many tries is what the machine does not keep up.
     """
 
     def __init__(self, threads: Sequence[int], n_bytes: int | None = None) -> None:
@@ -67,7 +69,7 @@ class Limits:
         rates = [machine.read_gb_s(self._n_bytes, threads, quick=True)]
         for stream, n_bytes in self._streams[threads]:
             stream()
-            rates += [n_bytes / _nanoseconds(stream) for _ in range(_CALLS)]
+            rates.append(n_bytes / median(_nanoseconds(stream) for _ in range(_CALLS)))
         return Limit(machine.peak_gflops(threads), max(rates))
 
 

@@ -18,8 +18,8 @@ _NONE = "-"
 _NOTES = """\
 Times: of a call, the median of the rounds' medians; spread: the middle half of those medians, and P99: of all calls.
 Ahead: the best rival's time by Colibri's in the same rounds; below 1 the rival is quicker.
-Of peak, of read: share of the multiply-adds, and of the bytes from memory, that so many threads managed at best in the
-same rounds; each active expert's weights count once, and may come from a cache, hence faster.
+Of peak, of read: share of the multiply-adds, and of the bytes from memory, that so many threads managed in the same
+rounds by the best of several loops; each active expert's weights count once, and may come from a cache, hence faster.
 Every layer is plain SwiGLU without bias, whatever its model adds. Calls repeat the same tokens. PyTorch's inputs are in
 the type of its weights; ONNX Runtime does its own top-k and softmax, a small part of the work.
 """

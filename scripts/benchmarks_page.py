@@ -54,9 +54,9 @@ in the caches.
 - **of peak**: Colibri's share of the multiply-adds that so many threads managed just before or just after its turn, in
   registers or in the first cache; the median of the rounds. int8 and int4 multiply integers, several at once, and may
   pass it.
-- **of read**: likewise its share of the rate at which so many threads read memory then: the best of several loops, each by
-  the median of its tries; plain ones, and Colibri's own kernels on more weights than the caches hold. Each active expert's
-  weights count once; what comes from a cache may pass it.
+- **of read**: likewise its share of the rate at which so many threads read memory then: the best of several loops, each
+  by the median of its tries; plain ones, and Colibri's own kernels on more weights than the caches hold. Each active
+  expert's weights count once; what comes from a cache may pass it.
 
 The same again, on another machine (the extra `peers` installs the others):
 

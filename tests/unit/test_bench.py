@@ -311,6 +311,13 @@ def test_the_meter_counts_one_call_and_leaves_no_trace():
     assert _core.metered(lambda: None)[1:] == (0, 0, 0, 0)
 
 
+def test_the_meter_counts_experts_that_take_weights_as_they_lie():
+    model = Model.open(threads=1)
+    ids = np.arange(2, dtype=np.int32)  # so that no expert has more than two rows
+    found, _, n_linear, _, _ = _core.metered(lambda: model.infer(ids))
+    assert n_linear >= 3 + 2 * np.count_nonzero(found.routing.load)
+
+
 def test_transposing_is_what_static_loading_saves():
     model = Model.open(threads=1, loading="static")
     assert _core.metered(lambda: model.infer(np.arange(16, dtype=np.int32)))[3:] == (0, 0)

@@ -5,7 +5,7 @@ import os
 from collections import namedtuple
 from dataclasses import replace
 from importlib.resources import files
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 import fake_peer
@@ -274,6 +274,9 @@ def test_the_kernels_own_stream_is_among_the_loops(monkeypatch):
     assert found.look(1).read_gb_s > 0
     monkeypatch.setattr(limits, "_nanoseconds", lambda _: 1e6)
     assert found.look(1).read_gb_s == max(n_bytes for _, n_bytes in found._streams[1]) / 1e6
+    times = cycle([9e6, 1e6, 3e6])
+    monkeypatch.setattr(limits, "_nanoseconds", lambda _: next(times))
+    assert found.look(1).read_gb_s == max(n_bytes for _, n_bytes in found._streams[1]) / 3e6
 
 
 # ---------------------------------------------------------------- turns

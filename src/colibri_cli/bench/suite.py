@@ -276,7 +276,7 @@ def _model(n_tokens: int, threads: int) -> Case:
 
 
 def _matrix_time(call: Callable[[], object], n_calls: int) -> dict[str, float]:
-    """Median nanoseconds inside linear_f32 and fill_panels in one call, clock reads taken off."""
+    """Median nanoseconds in linear kernels of float32 and in fill_panels in one call, clock reads taken off."""
     clock = core_clock_ns()
     found = np.array([_core.metered(call)[1:] for _ in range(n_calls)], np.float64)
     linear, n_linear, transpose, n_transpose = found.T

@@ -113,9 +113,9 @@ class Experts:
         gated : bool
             Whether ``gate_up`` holds a gate and an up projection.
         dtype : {"float32", "bfloat16", "float16", "int8", "int4"}
-            Of the weights held: 32, 16, 16, 8.5 or 4.5 bits each. int8 and int4 share a scale (int4 also a zero) among
-            32 inputs, chosen to make the squared error small; docs/numerics.md has the errors. What is given in another
-            type is widened exactly or rounded to nearest.
+            Of the weights held: 32, 16, 16, 8.25 or 4.5 bits each. 64 inputs of int8 share a scale, 32 of int4 a scale
+            and a zero, chosen to make the squared error small; docs/numerics.md has the errors. What is given in
+            another type is widened exactly or rounded to nearest.
         layout : {"concatenated", "interleaved"}
             Gate rows then up rows, or gate and up rows in turn.
         transposed : bool

@@ -219,13 +219,14 @@ def test_file_sizes_by_hand():
         biased=True, shared=Shared(20, True), router=Gate("sigmoid-topk", bias=True, correction_bias=True), top_k=1
     )
     sizes = layer_bundle(bundle_config(plan, "int8")).file_sizes(4)
-    group = 544  # 32 inputs of 16 outputs
-    experts = 64 + (2 * 2 * 2 + 3) * group + 4 * (2 * I + H)  # H = 40: 2 groups, 3 panels; I = 24: 1 group, 2 panels
+    up, down = 2 * 512 + 32, 512 + 32  # panels of H = 40 inputs, 2 chunks, and of I = 24, 1 chunk; 16 scales each
+    panels = 2 * 2 * up + 3 * down
+    experts = 64 + panels + 4 * (2 * I + H)
     assert sizes == {
         "layers/4/router_weights.bin": 4 * E * H,
         "layers/4/router_bias.bin": 4 * E,
         "layers/4/correction_bias.bin": 4 * E,
-        "layers/4/shared.bin": 64 + (2 * 2 * 2 + 3) * group,
+        "layers/4/shared.bin": 64 + panels,
         "layers/4/shared_gate.bin": 4 * H,
         **{f"layers/4/experts/expert_{e}.bin": experts for e in range(E)},
     }

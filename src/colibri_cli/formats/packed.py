@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<8sIIIIBBBBfffQI12s")
 HEADER_SIZE = _HEADER.size
 _CHECKSUM = slice(48, 52)
 _PANEL = 16  # outputs side by side
-_GROUP = 32  # inputs that share int8's and int4's scales
+_CHUNK_INPUTS, _INT8_GROUP = 32, 64  # int4 has scales for each chunk, int8 for each group of them
 _CHUNK = 1 << 20
 
 
@@ -92,12 +92,12 @@ def payload_size(hidden_size: int, intermediate_size: int, *, gated: bool, dtype
 
 def panel_size(dtype: str, n_inputs: int) -> int:
     """Bytes of a panel: 16 outputs of so many inputs."""
-    n_groups = -(-n_inputs // _GROUP)
+    n_chunks, n_groups = -(-n_inputs // _CHUNK_INPUTS), -(-n_inputs // _INT8_GROUP)
     return {
         "float32": 4 * _PANEL * n_inputs,
         "bfloat16": 2 * _PANEL * n_inputs,
-        "int8": n_groups * (_GROUP * _PANEL + 2 * _PANEL),
-        "int4": n_groups * (_GROUP * _PANEL // 2 + 2 * _PANEL),
+        "int8": n_chunks * _CHUNK_INPUTS * _PANEL + n_groups * 2 * _PANEL,
+        "int4": n_chunks * (_CHUNK_INPUTS * _PANEL // 2 + 2 * _PANEL),
     }[dtype]
 
 

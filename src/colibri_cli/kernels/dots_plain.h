@@ -3,18 +3,17 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline void plain_i16(const char *const *x, int n_rows, const int16_t *w, const char *next,
-                             int32_t (*sums)[16]) {
-  for (int i = 0; next && i < 512; i += 64) __builtin_prefetch(next + i, 0, 2);
+#include "kernels.h"
+
+static inline void plain_i8(const char *const *x, int n_rows, const int8_t *w, int n_inputs, const char *next,
+                            int32_t (*sums)[16]) {
+  for (int i = 0; next && i < 16 * n_inputs; i += 64) __builtin_prefetch(next + i, 0, 2);
   for (int r = 0; r < n_rows; r++)
     for (int j = 0; j < 16; j++) {
       int32_t sum = 0;
-      for (int i = 0; i < 32; i++) sum += ((const int16_t *)x[r])[i] * w[i / 2 * 32 + j * 2 + i % 2];
+      for (int i = 0; i < n_inputs; i++) sum += ((const int16_t *)x[r])[i] * w[i / 2 * 32 + j * 2 + i % 2];
       sums[r][j] = sum;
     }
-}
-static inline void unpack_i8(const char *w, char *to) {
-  for (int i = 0; i < 512; i++) ((int16_t *)to)[i] = ((const int8_t *)w)[i];
 }
 static inline void plain_u8(const char *const *x, int n_rows, const uint8_t *w, int32_t (*sums)[16]) {
   for (int r = 0; r < n_rows; r++)

@@ -3,6 +3,7 @@
  * Alone, a thread takes expert after expert, so that intermediate states stay in its cache. Several threads first
  * project up, split over (expert, block of panels), and then down, split over the columns of y: no sum is ever shared
  * between threads, and each y[t][j] sees its experts in ascending order either way. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "projection.h"
@@ -27,9 +28,11 @@ size_t clb_input_bytes(const clb_experts_shape *s) {
 static size_t state_floats(const clb_experts_shape *s) {
   return (size_t)clb_blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL;
 }
+/* Quantised states take their floats' place, which is too small for the least of them. */
 size_t clb_activation_bytes(const clb_experts_shape *s) {
-  if (clb_quantised(s->dtype)) return clb_row_bytes(s->dtype, s->intermediate_size);
-  return state_floats(s) * (s->narrow_states ? sizeof(float) + sizeof(uint16_t) : sizeof(float));
+  size_t quantised = clb_quantised(s->dtype) ? clb_row_bytes(s->dtype, s->intermediate_size) : 0;
+  size_t bytes = state_floats(s) * (s->narrow_states ? sizeof(float) + sizeof(uint16_t) : sizeof(float));
+  return bytes > quantised ? bytes : quantised;
 }
 
 size_t clb_lay_out(const clb_experts_shape *s, int biased, const char *payload, clb_expert_pointers *e) {
@@ -80,21 +83,21 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
       for (int run = 0; run < b.n_runs; run++) {
         const float *of_run = t + run * b.n * CLB_PANEL;
         int column = clb_column_of(&w, b.first + run * b.apart), width = b.n * CLB_PANEL / w.n_halves;
-        if (quantises) {
-          float states[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
-          k->activate_f32(&s->rule, of_run, n, ldt, b.n, states, ldt);
-          if (width > s->intermediate_size - column) width = s->intermediate_size - column;
-          for (int i = 0; i < n; i++)
-            k->quantize(s->dtype, states + i * ldt, width, h + (r + i) * h_bytes + clb_row_bytes(s->dtype, column));
-        } else {
-          float *states = (float *)(h + r * h_bytes) + column;
-          k->activate_f32(&s->rule, of_run, n, ldt, b.n, states, h_bytes / sizeof(float));
-          if (s->narrow_states)
-            k->narrow_f32(states, n, h_bytes / sizeof(float), width, (ptrdiff_t)state_floats(s) - column / 2);
-        }
+        float *states = (float *)(h + r * h_bytes) + column;
+        k->activate_f32(&s->rule, of_run, n, ldt, b.n, states, h_bytes / sizeof(float));
+        if (s->narrow_states)
+          k->narrow_f32(states, n, h_bytes / sizeof(float), width, (ptrdiff_t)state_floats(s) - column / 2);
       }
     }
   }
+}
+
+/* What is left to do for an expert's states when all its columns are there. */
+static void finish_states(const clb_kernels *k, const clb_experts_job *job, int expert, char *h) {
+  const clb_experts_shape *s = job->shape;
+  if (!clb_quantised(s->dtype)) return;
+  for (int i = job->offsets[expert]; i < job->offsets[expert + 1]; i++, h += clb_activation_bytes(s))
+    k->quantize(s->dtype, (const float *)h, s->intermediate_size, h);
 }
 
 static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end,
@@ -142,8 +145,9 @@ typedef struct {
   const clb_experts_job *job;
   int begin, end;  /* experts */
   int n_parts;     /* blocks of panels that one projection is split into */
-  int16_t *active; /* [n_active]: experts with slots, for the up clb_projection */
+  int16_t *active; /* [n_active]: experts with slots, for the up projection */
   int n_active;
+  _Atomic int *parts_left; /* [n_active] of the up projection: whoever does the last one finishes the states */
 } split;
 
 /* Part i of n of n_panels, in whole units so that a single row still streams CLB_UNIT panels at once. */
@@ -157,10 +161,12 @@ static void up_task(void *arg, int index, int worker) {
   (void)worker;
   const split *s = arg;
   /* By part, then by expert: whichever experts are active, a thread meets the same parts of them. */
-  int expert = s->active[index % s->n_active], part = index / s->n_active;
+  int place = index % s->n_active, expert = s->active[place], part = index / s->n_active;
   int n_panels = (int)clb_up_panels(s->job->shape);
+  char *states = states_of(s->job, s->begin, expert);
   project_up(s->k, s->job, expert, part_start(n_panels, part, s->n_parts), part_start(n_panels, part + 1, s->n_parts),
-             states_of(s->job, s->begin, expert));
+             states);
+  if (atomic_fetch_sub(&s->parts_left[place], 1) == 1) finish_states(s->k, s->job, expert, states);
 }
 
 static void down_task(void *arg, int index, int worker) {
@@ -213,6 +219,7 @@ void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin
     for (int e = begin; e < end; e++)
       if (job->offsets[e + 1] > job->offsets[e]) {
         project_up(k, job, e, 0, n_up, job->activations);
+        finish_states(k, job, e, job->activations);
         int after = e + 1;
         while (after < end && job->offsets[after + 1] == job->offsets[after]) after++;
         project_down(k, job, e, 0, n_down, job->activations, job->experts[after < end ? after : e].up);
@@ -220,10 +227,12 @@ void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin
     return;
   }
   int16_t active[CLB_MAX_EXPERTS];
+  _Atomic int parts_left[CLB_MAX_EXPERTS];
   int n_active = 0;
   for (int e = begin; e < end; e++)
     if (job->offsets[e + 1] > job->offsets[e]) active[n_active++] = (int16_t)e;
-  split s = {k, job, begin, end, parts_for(up_work, n_up, n_active, n_threads), active, n_active};
+  split s = {k, job, begin, end, parts_for(up_work, n_up, n_active, n_threads), active, n_active, parts_left};
+  for (int i = 0; i < n_active; i++) atomic_init(&parts_left[i], s.n_parts);
   clb_pool_run(up_task, &s, n_active * s.n_parts, n_threads);
   s.n_parts = parts_for(down_work, n_down, 1, n_threads);
   clb_pool_run(down_task, &s, s.n_parts, n_threads);

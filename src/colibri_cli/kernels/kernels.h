@@ -25,13 +25,14 @@ enum {
 /* How weights are held:
  *   F32   panel row i: 16 floats
  *   BF16  panel row i: 16 bfloat16, columns 0 8 1 9 2 10 ...: even and odd halves of a 32-bit word are two vectors
- *   I8    for each group of 32 inputs: 16 pairs of inputs x 16 columns x 2 int8, then 16 bfloat16 scales
+ *   I8    for each group of 64 inputs: pairs of inputs x 16 columns x 2 int8, then 16 bfloat16 scales
  *   I4    for each group of 32 inputs: 8 quads of inputs x 8 columns x 4 bytes, low nibble columns 0..7, high nibble
  *         columns 8..15, then 16 scale codes, then 16 zero codes z; a weight is base x scale x (q - z / 16), and the
  *         scale's bits are its code's: 16 octaves in steps of 1/16, from 2^-15
- *   F16   only in place (clb_place): its panels are widened to F32 as they are filled */
-enum { CLB_GROUP = 32 };    /* inputs that share a scale */
-enum { CLB_LINE = 64 };     /* bytes of a cache line */
+ *   F16   only in place (clb_place): its panels are widened to F32 as they are filled
+ * Inputs of I8 and I4 are zeros from the last one to the end of its chunk, which is where a last group ends. */
+enum { CLB_CHUNK = 32, CLB_I4_GROUP = CLB_CHUNK, CLB_I8_GROUP = 2 * CLB_CHUNK }; /* inputs; a group shares a scale */
+enum { CLB_LINE = 64 };                                                          /* bytes of a cache line */
 #define CLB_SMALLEST 1e-35f /* I8 and I4 weights below this are held as 0: 1 / scale must stay finite */
 
 /* Where linear_pairs may be used: bfloat16 activations (float32 bits), weights (bits) and starts of chains that are 0
@@ -103,15 +104,15 @@ typedef struct {
    * and nothing too small (clb_paired); if not, the words are anything. */
   void (*pair_up)(const float *x, int n, void *row);
 
-  /* One row, or whole groups of one, as linear_i8 and linear_i4 take it: for each group of 32 values (zeros beyond
-   * n_inputs) 32 int16 and a float scale (I8), or 32 int8, a float scale and scale x sum (I4). */
+  /* One row as linear_i8 and linear_i4 take it, in groups like the weights': int16 and a float scale (I8), or int8, a
+   * float scale and scale x sum (I4). groups may be where x is. */
   void (*quantize)(clb_dtype dtype, const float *x, int n_inputs, void *groups);
 
   /* panel[i][j] = w[j * row_stride + i] for j < n_columns <= CLB_PANEL, 0 beyond; i < k. */
   void (*transpose_f32)(const float *w, ptrdiff_t row_stride, int n_columns, int k, float *panel);
 
-  /* One group of an I8 or I4 panel from w[CLB_GROUP][CLB_PANEL]. */
-  void (*pack_group)(clb_dtype dtype, const float *w, float base, uint8_t *to);
+  /* One group of an I8 or I4 panel from w[n_inputs][CLB_PANEL], whole chunks. */
+  void (*pack_group)(clb_dtype dtype, const float *w, int n_inputs, float base, uint8_t *to);
 
   /* Panels of k inputs from first, as linear_f32 and linear_bf16 take them, from weights that lie otherwise, at any
    * address: output j's input i at outputs[j] + i * input_stride bytes. first is even, and k but for the last inputs.

@@ -4,23 +4,23 @@
 
 #include "kernels.h"
 
-static int groups_of(int n_inputs) { return (n_inputs + CLB_GROUP - 1) / CLB_GROUP; }
+static size_t blocks_of(int n, int block) { return ((size_t)n + block - 1) / block; }
 
 size_t clb_panel_bytes(clb_dtype dtype, int n_inputs) {
-  size_t n = (size_t)n_inputs, groups = (size_t)groups_of(n_inputs);
+  size_t n = (size_t)n_inputs, chunks = blocks_of(n_inputs, CLB_CHUNK), groups = blocks_of(n_inputs, CLB_I8_GROUP);
   switch (dtype) {
     case CLB_BF16: return n * CLB_PANEL * sizeof(uint16_t);
-    case CLB_I8: return groups * (CLB_GROUP * CLB_PANEL + CLB_PANEL * sizeof(uint16_t));
-    case CLB_I4: return groups * (CLB_GROUP * CLB_PANEL / 2 + 2 * CLB_PANEL);
+    case CLB_I8: return chunks * CLB_CHUNK * CLB_PANEL + groups * CLB_PANEL * sizeof(uint16_t);
+    case CLB_I4: return chunks * (CLB_CHUNK * CLB_PANEL / 2 + 2 * CLB_PANEL);
     default: return n * CLB_PANEL * sizeof(float);
   }
 }
 
 size_t clb_row_bytes(clb_dtype dtype, int n_inputs) {
-  size_t groups = (size_t)groups_of(n_inputs);
+  size_t chunks = blocks_of(n_inputs, CLB_CHUNK), groups = blocks_of(n_inputs, CLB_I8_GROUP);
   switch (dtype) {
-    case CLB_I8: return groups * (CLB_GROUP * sizeof(int16_t) + sizeof(float));
-    case CLB_I4: return groups * (CLB_GROUP * sizeof(int8_t) + 2 * sizeof(float));
+    case CLB_I8: return chunks * CLB_CHUNK * sizeof(int16_t) + groups * sizeof(float);
+    case CLB_I4: return chunks * (CLB_CHUNK * sizeof(int8_t) + 2 * sizeof(float));
     default: return (size_t)n_inputs * sizeof(float);
   }
 }
@@ -33,7 +33,7 @@ static inline uint32_t to_bf16(float x) {
 }
 
 /* Columns 0 8 1 9 2 10 ...: the halves of a word are columns of two vectors. */
-static void pack_bf16(float w[CLB_GROUP][CLB_PANEL], int n_inputs, uint8_t *to) {
+static void pack_bf16(float (*w)[CLB_PANEL], int n_inputs, uint8_t *to) {
   for (int i = 0; i < n_inputs; i++) {
     uint32_t words[CLB_PANEL / 2];
     for (int j = 0; j < CLB_PANEL / 2; j++) words[j] = to_bf16(w[i][j]) | to_bf16(w[i][j + CLB_PANEL / 2]) << 16;
@@ -83,13 +83,14 @@ static void pack_panel(void *arg, int panel, int worker) {
     s->k->transpose_f32(w, s->output_stride, n, s->n_inputs, (float *)to);
     return;
   }
-  float g[CLB_GROUP][CLB_PANEL] = {{0}}, base = 0.0f;
+  float g[CLB_I8_GROUP][CLB_PANEL] = {{0}}, base = 0.0f;
+  int group = s->dtype == CLB_I8 ? CLB_I8_GROUP : CLB_I4_GROUP; /* of the others, so many at a time */
   if (s->dtype == CLB_I4)
     base = s->bases[panel * s->base_stride] = i4_base(w, s->output_stride, s->input_stride, n, s->n_inputs);
-  for (int i = 0; i < s->n_inputs; i += CLB_GROUP, w += CLB_GROUP * s->input_stride) {
+  for (int i = 0; i < s->n_inputs; i += group, w += group * s->input_stride) {
     int n_inputs = s->n_inputs - i;
-    if (n_inputs < CLB_GROUP) memset(g, 0, sizeof g);
-    else n_inputs = CLB_GROUP;
+    if (n_inputs < group) memset(g, 0, sizeof g);
+    else n_inputs = group;
     if (s->input_stride == 1) s->k->transpose_f32(w, s->output_stride, n, n_inputs, g[0]);
     else
       for (int k = 0; k < n_inputs; k++) {
@@ -98,8 +99,8 @@ static void pack_panel(void *arg, int panel, int worker) {
       }
     if (s->dtype == CLB_F32) memcpy(to, g, (size_t)n_inputs * sizeof g[0]);
     else if (s->dtype == CLB_BF16) pack_bf16(g, n_inputs, to);
-    else s->k->pack_group(s->dtype, g[0], base, to);
-    to += clb_panel_bytes(s->dtype, CLB_GROUP);
+    else s->k->pack_group(s->dtype, g[0], (int)blocks_of(n_inputs, CLB_CHUNK) * CLB_CHUNK, base, to);
+    to += clb_panel_bytes(s->dtype, group);
   }
 }
 

@@ -1,4 +1,4 @@
-/* One group of a panel, 32 inputs of 16 columns, to int8 and int4: a scale (and a zero) for each column by a search for
+/* One group of a panel, inputs of 16 columns, to int8 and int4: a scale (and a zero) for each column by a search for
  * a small squared error. Columns are lanes, and nothing is fused, so that software without FMA is not slowed. Included
  * by ops.h.
  *
@@ -25,18 +25,18 @@ static float i8_scale(float largest, int k) {
 
 static vf i8_of(const float *w, vf inverse) { return clamped(vf_round(vf_mul(vf_load(w), inverse)), -127.0f, 127.0f); }
 
-static void pack_i8(const float *w, uint8_t *to) {
+static void pack_i8(const float *w, int n_inputs, uint8_t *to) {
   enum { SCALES = 8 };
   float sizes[CLB_PANEL], scales[CLB_PANEL], chosen[CLB_PANEL];
-  int32_t q[CLB_GROUP][CLB_PANEL];
+  int32_t q[CLB_I8_GROUP][CLB_PANEL];
   for (int j = 0; j < CLB_PANEL; j += LANES) {
     vf largest = vf_set1(0.0f), least = vf_set1(INFINITY), scale = vf_set1(0.0f);
-    for (int i = 0; i < CLB_GROUP; i++) largest = vf_max(vf_abs(vf_load(w + i * CLB_PANEL + j)), largest);
+    for (int i = 0; i < n_inputs; i++) largest = vf_max(vf_abs(vf_load(w + i * CLB_PANEL + j)), largest);
     vf_store(sizes + j, largest);
     for (int k = 0; k < SCALES; k++) {
       for (int l = j; l < j + LANES; l++) scales[l] = i8_scale(sizes[l], k);
       vf trial = vf_load(scales + j), inverse = vf_div(vf_set1(1.0f), trial), error = vf_set1(0.0f);
-      for (int i = 0; i < CLB_GROUP; i++) {
+      for (int i = 0; i < n_inputs; i++) {
         const float *x = w + i * CLB_PANEL + j;
         vf d = vf_sub(vf_mul(vf_load(x), inverse), i8_of(x, inverse));
         error = vf_add(error, vf_mul(d, d));
@@ -48,9 +48,9 @@ static void pack_i8(const float *w, uint8_t *to) {
     vm held = vf_gt(largest, vf_set1(CLB_SMALLEST));
     vf inverse = vf_select(held, vf_div(vf_set1(1.0f), scale), vf_set1(0.0f));
     vf_store(chosen + j, vf_select(held, scale, vf_set1(0.0f)));
-    for (int i = 0; i < CLB_GROUP; i++) vi_store(q[i] + j, vi_of(i8_of(w + i * CLB_PANEL + j, inverse)));
+    for (int i = 0; i < n_inputs; i++) vi_store(q[i] + j, vi_of(i8_of(w + i * CLB_PANEL + j, inverse)));
   }
-  for (int i = 0; i < CLB_GROUP; i += 2)
+  for (int i = 0; i < n_inputs; i += 2)
     for (int j = 0; j < 2 * CLB_PANEL; j++) *to++ = (uint8_t)q[i + j % 2][j / 2];
   for (int j = 0; j < CLB_PANEL; j++, to += 2) { /* columns 0 8 1 9 2 10 ... */
     uint32_t bits;
@@ -91,7 +91,7 @@ static inline i4_choice better(i4_choice a, i4_choice b) { return select_i4(vf_g
 /* The squared error with this scale and zero. */
 static i4_choice i4_try(const float *w, vf scale, vf zero) {
   vf inverse = vf_div(vf_set1(1.0f), scale), error = vf_set1(0.0f);
-  for (int i = 0; i < CLB_GROUP; i++) {
+  for (int i = 0; i < CLB_I4_GROUP; i++) {
     vf t = vf_add(vf_mul(vf_load(w + i * CLB_PANEL), inverse), zero), d = vf_sub(t, i4_of(t));
     error = vf_add(error, vf_mul(d, d));
   }
@@ -105,12 +105,12 @@ static i4_choice i4_guess(const float *w, vf low, vf high, vf scale) {
   vf inverse = vf_div(vf_set1(1.0f), scale), half = vf_set1(0.5f), none = vf_set1(0.0f);
   vf centred = vf_sub(vf_set1(7.5f), vf_mul(vf_mul(half, vf_add(low, high)), inverse));
   vf sines = none, sizes = none;
-  for (int i = 0; i < CLB_GROUP; i++) {
+  for (int i = 0; i < CLB_I4_GROUP; i++) {
     vf t = vf_add(vf_mul(vf_load(w + i * CLB_PANEL), inverse), centred), d = vf_sub(t, vf_round(t)), size = vf_abs(d);
     sines = vf_add(sines, vf_mul(d, vf_sub(half, size)));
     sizes = vf_add(sizes, size);
   }
-  vf cosine = vf_mul(vf_set1(5.08f), vf_sub(vf_set1(CLB_GROUP / 4.0f), sizes)), x = vf_abs(cosine);
+  vf cosine = vf_mul(vf_set1(5.08f), vf_sub(vf_set1(CLB_I4_GROUP / 4.0f), sizes)), x = vf_abs(cosine);
   vf y = vf_mul(vf_set1(16.0f), vf_abs(sines)), more = vf_max(x, y), less = vf_min(x, y);
   vf quarters = vf_div(y, vf_add(vf_add(x, y), vf_set1(1e-20f)));
   quarters = vf_select(vf_gt(none, cosine), vf_sub(vf_set1(2.0f), quarters), quarters);
@@ -118,7 +118,7 @@ static i4_choice i4_guess(const float *w, vf low, vf high, vf scale) {
   vf resultant = vf_max(more, vf_add(vf_mul(vf_set1(0.9f), more), vf_mul(vf_set1(0.485f), less)));
   /* Weights at both ends are clipped by about this many steps; the rest, were they anywhere, have a twelfth each. */
   vf beyond = vf_max(vf_mul(half, vf_sub(vf_mul(vf_sub(high, low), inverse), vf_set1(15.5f))), none);
-  vf error = vf_sub(vf_set1(CLB_GROUP / 12.0f), vf_mul(resultant, vf_set1(0.1013f)));
+  vf error = vf_sub(vf_set1(CLB_I4_GROUP / 12.0f), vf_mul(resultant, vf_set1(0.1013f)));
   error = vf_add(error, vf_mul(vf_set1(2.0f), vf_mul(beyond, beyond)));
   i4_choice choice = {vf_mul(error, vf_mul(scale, scale)), scale, i4_zero(vf_sub(centred, turn))};
   return choice;
@@ -126,14 +126,14 @@ static i4_choice i4_guess(const float *w, vf low, vf high, vf scale) {
 
 static void pack_i4(const float *weights, float base, uint8_t *to) {
   enum { SCALES = 8, TRIALS = 4 };
-  float w[CLB_GROUP * CLB_PANEL], wide[CLB_PANEL], scales[CLB_PANEL], zeros[CLB_PANEL];
-  int32_t q[CLB_GROUP][CLB_PANEL];
+  float w[CLB_I4_GROUP * CLB_PANEL], wide[CLB_PANEL], scales[CLB_PANEL], zeros[CLB_PANEL];
+  int32_t q[CLB_I4_GROUP][CLB_PANEL];
   vf inverse_base = vf_set1(base > 0.0f ? 1.0f / base : 0.0f);
   for (int j = 0; j < CLB_PANEL; j += LANES) {
     vf low = vf_set1(0.0f), high = low; /* codes reach from below 0 to above it, whatever the weights do */
     /* At worst all zeros, which weights far below the base are nearest to. */
     i4_choice best = {low, vf_set1(i4_scale(0)), low}, promising[TRIALS];
-    for (int i = 0; i < CLB_GROUP; i++) {
+    for (int i = 0; i < CLB_I4_GROUP; i++) {
       vf x = vf_mul(vf_load(weights + i * CLB_PANEL + j), inverse_base);
       vf_store(w + i * CLB_PANEL + j, x);
       low = vf_min(x, low), high = vf_max(x, high), best.error = vf_add(best.error, vf_mul(x, x));
@@ -158,11 +158,11 @@ static void pack_i4(const float *weights, float base, uint8_t *to) {
     for (int step = -1; step <= 1; step += 2)
       best = better(best, i4_try(w + j, scale, i4_zero(vf_add(zero, vf_set1((float)step * 0.0625f)))));
     vf inverse = vf_div(vf_set1(1.0f), best.scale);
-    for (int i = 0; i < CLB_GROUP; i++)
+    for (int i = 0; i < CLB_I4_GROUP; i++)
       vi_store(q[i] + j, vi_of(i4_of(vf_add(vf_mul(vf_load(w + i * CLB_PANEL + j), inverse), best.zero))));
     vf_store(scales + j, best.scale), vf_store(zeros + j, best.zero);
   }
-  for (int i = 0; i < CLB_GROUP; i += 4)
+  for (int i = 0; i < CLB_I4_GROUP; i += 4)
     for (int b = 0; b < 2 * CLB_PANEL; b++)
       *to++ = (uint8_t)(q[i + b % 4][b / 4] | q[i + b % 4][b / 4 + CLB_PANEL / 2] << 4);
   for (int j = 0; j < CLB_PANEL; j++) {
@@ -171,7 +171,7 @@ static void pack_i4(const float *weights, float base, uint8_t *to) {
   }
 }
 
-void KERNEL(pack_group)(clb_dtype dtype, const float *w, float base, uint8_t *to) {
-  if (dtype == CLB_I8) pack_i8(w, to);
+void KERNEL(pack_group)(clb_dtype dtype, const float *w, int n_inputs, float base, uint8_t *to) {
+  if (dtype == CLB_I8) pack_i8(w, n_inputs, to);
   else pack_i4(w, base, to);
 }

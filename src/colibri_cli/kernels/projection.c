@@ -79,8 +79,7 @@ static int runs_for(const clb_projection *w, int n_rows) {
   return n_rows > most ? 1 : n_rows == 1 ? CLB_UNIT : 2;
 }
 
-/* Panels that one run takes at once: a single row streams several, more rows find their chains in one or two. Where
- * intermediate states are quantised this makes whole groups of them, from two panels or two pairs. */
+/* Panels that one run takes at once: a single row streams several, more rows find their chains in one or two. */
 static int panels_at_once(const clb_projection *w, int n_rows) {
   if (in_columns(w)) return n_rows < CLB_ROW_BLOCK ? CLB_ROW_BLOCK / n_rows * CLB_UNIT : CLB_UNIT;
   return n_rows == 1 || clb_quantised(w->dtype) ? CLB_UNIT : 2;

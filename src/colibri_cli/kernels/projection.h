@@ -32,8 +32,7 @@ static inline int clb_quantised(clb_dtype dtype) { return dtype == CLB_I8 || dty
 /* In a gated expert's up projection, n_halves = 2, even panels are gate and odd panels up. */
 static inline int clb_column_of(const clb_projection *w, int panel) { return (panel >> (w->n_halves - 1)) * CLB_PANEL; }
 
-/* What comes when `done` of the panels from first to end - 1 have been made; where intermediate states are quantised,
- * whole groups of them. */
+/* What comes when `done` of the panels from first to end - 1 have been made. */
 clb_block clb_block_after(const clb_projection *w, int n_rows, int first, int end, int done);
 
 /* c[r][...] = a block's panels, run after run. */

@@ -66,42 +66,28 @@ static inline __m256i broadcast_4_bytes(const char *p) {
   memcpy(&word, p, sizeof word);
   return _mm256_set1_epi32(word);
 }
-static inline __attribute__((always_inline)) void dots_words(const char *const *x, int n_rows, const void *w,
-                                                             int narrow, const char *next, vi (*sums)[2]) {
-#pragma GCC unroll 1
-  for (int i = 0; next && i < 512; i += 64) __builtin_prefetch(next + i, 0, 2);
+static inline __attribute__((always_inline)) void dots_i8(const char *const *x, int n_rows, const char *w, int n_inputs,
+                                                          const char *next, vi (*sums)[2]) {
 #pragma GCC unroll 4
   for (int r = 0; r < n_rows; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 1
+  for (int first = 0; first < n_inputs / 2; first += CLB_CHUNK / 2) {
+    if (next)
+#pragma GCC unroll 1
+      for (int i = 0; i < 8; i++) __builtin_prefetch(next + 32 * first + 64 * i, 0, 2);
 #pragma GCC unroll 4
-  for (int i = 0; i < 16; i++) {
-    __m256i low, high;
-    if (narrow) {
-      low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w + 2 * i));
-      high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w + 2 * i + 1));
-    } else {
-      low = _mm256_loadu_si256((const __m256i *)w + 2 * i);
-      high = _mm256_loadu_si256((const __m256i *)w + 2 * i + 1);
-    }
+    for (int i = first; i < first + CLB_CHUNK / 2; i++) {
+      __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w + 2 * i));
+      __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w + 2 * i + 1));
 #pragma GCC unroll 4
-    for (int r = 0; r < n_rows; r++) {
-      __m256i a = broadcast_4_bytes(x[r] + 4 * i);
-      sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(a, low));
-      sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(a, high));
-      KEEP_IN_REGISTERS(sums[r][0], sums[r][1]);
+      for (int r = 0; r < n_rows; r++) {
+        __m256i a = broadcast_4_bytes(x[r] + 4 * i);
+        sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(a, low));
+        sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(a, high));
+        KEEP_IN_REGISTERS(sums[r][0], sums[r][1]);
+      }
     }
   }
-}
-static inline __attribute__((always_inline)) void dots_i8(const char *const *x, int n_rows, const char *w,
-                                                          const char *next, vi (*sums)[2]) {
-  dots_words(x, n_rows, w, 1, next, sums);
-}
-static inline __attribute__((always_inline)) void dots_i16(const char *const *x, int n_rows, const void *w,
-                                                           const char *next, vi (*sums)[2]) {
-  dots_words(x, n_rows, w, 0, next, sums);
-}
-static inline void unpack_i8(const char *w, char *to) {
-  for (int i = 0; i < 32; i++)
-    _mm256_storeu_si256((__m256i *)to + i, _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w + i)));
 }
 
 static inline __attribute__((always_inline)) void dots_bytes(const char *const *x, int n_rows, const void *w,

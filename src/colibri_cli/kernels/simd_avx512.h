@@ -82,9 +82,6 @@ static inline __m512i broadcast_4_bytes(const char *p) {
 
 /* Integer dots (quant.h) by vpdpwssd and vpdpbusd, which do not saturate. Few rows have several sums each, so that the
  * adds' latency does not set the pace. What is next is asked for step by step: all at once would stop the loads. */
-static inline __attribute__((always_inline)) vi wide_pair(const void *w, int i) {
-  return _mm512_loadu_si512((const char *)w + 64 * i);
-}
 static inline __attribute__((always_inline)) vi narrow_pair(const void *w, int i) {
   return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)w + i));
 }
@@ -98,25 +95,27 @@ static inline __attribute__((always_inline)) void dots(const char *const *x, int
                                                        vi (*load)(const void *w, int i), int bytes, const char *next,
                                                        vi (*sums)[1]) {
   enum { MOST = 4 };
-  int n_sums = n_rows <= 2 ? MOST : n_rows <= 4 ? 2 : 1;
+  int in_chunk = bytes ? 8 : 16, n_sums = n_rows <= 2 ? MOST : n_rows <= 4 ? 2 : 1;
   vi sum[QUANT_ROWS][MOST];
 #pragma GCC unroll 8
   for (int r = 0; r < n_rows; r++)
 #pragma GCC unroll 4
     for (int s = 0; s < n_sums; s++) sum[r][s] = _mm512_setzero_si512();
+#pragma GCC unroll 1
+  for (int first = 0; first < n_steps; first += in_chunk)
 #pragma GCC unroll 2
-  for (int i = 0; i < n_steps; i += n_sums) {
+    for (int i = first; i < first + in_chunk; i += n_sums) {
 #pragma GCC unroll 4
-    for (int s = 0; s < n_sums; s++) {
-      if (next && (i + s) % 2 == 0) __builtin_prefetch(next + 32 * (i + s), 0, 2);
-      vi w_i = load(w, i + s);
+      for (int s = 0; s < n_sums; s++) {
+        if (next && s % 2 == 0) __builtin_prefetch(next + 32 * (i + s), 0, 2);
+        vi w_i = load(w, i + s);
 #pragma GCC unroll 8
-      for (int r = 0; r < n_rows; r++) {
-        vi a = broadcast_4_bytes(x[r] + 4 * (i + s));
-        sum[r][s] = bytes ? _mm512_dpbusd_epi32(sum[r][s], w_i, a) : _mm512_dpwssd_epi32(sum[r][s], w_i, a);
+        for (int r = 0; r < n_rows; r++) {
+          vi a = broadcast_4_bytes(x[r] + 4 * (i + s));
+          sum[r][s] = bytes ? _mm512_dpbusd_epi32(sum[r][s], w_i, a) : _mm512_dpwssd_epi32(sum[r][s], w_i, a);
+        }
       }
     }
-  }
 #pragma GCC unroll 8
   for (int r = 0; r < n_rows; r++) {
     sums[r][0] = sum[r][0];
@@ -124,27 +123,13 @@ static inline __attribute__((always_inline)) void dots(const char *const *x, int
     for (int s = 1; s < n_sums; s++) sums[r][0] = _mm512_add_epi32(sums[r][0], sum[r][s]);
   }
 }
-static inline __attribute__((always_inline)) void dots_i8(const char *const *x, int n_rows, const char *w,
+static inline __attribute__((always_inline)) void dots_i8(const char *const *x, int n_rows, const char *w, int n_inputs,
                                                           const char *next, vi (*sums)[1]) {
-  dots(x, n_rows, w, 16, narrow_pair, 0, next, sums);
-}
-static inline __attribute__((always_inline)) void dots_i16(const char *const *x, int n_rows, const void *w,
-                                                           const char *next, vi (*sums)[1]) {
-  dots(x, n_rows, w, 16, wide_pair, 0, next, sums);
+  dots(x, n_rows, w, n_inputs / 2, narrow_pair, 0, next, sums);
 }
 static inline __attribute__((always_inline)) void dots_u4(const char *const *x, int n_rows, const char *w,
                                                           vi (*sums)[1]) {
   dots(x, n_rows, w, 8, nibble_quad, 1, NULL, sums);
-}
-static inline __attribute__((always_inline)) void dots_u8(const char *const *x, int n_rows, const void *w,
-                                                          vi (*sums)[1]) {
-  dots(x, n_rows, w, 8, wide_pair, 1, NULL, sums);
-}
-static inline void unpack_i8(const char *w, char *to) {
-  for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + 64 * i, narrow_pair(w, i));
-}
-static inline void unpack_u4(const char *w, char *to) {
-  for (int i = 0; i < 8; i++) _mm512_storeu_si512(to + 64 * i, nibble_quad(w, i));
 }
 /* Scales and zeros of a group, as plain_i4 (dots_plain.h). */
 static inline void vf_load_i4(const char *codes, vf scale[1], vf zero[1]) {

@@ -62,16 +62,12 @@ static inline void vf_widen_row(const uint16_t *halves, float *row) { /* even ha
 static inline vf vf_of(vi n) { return vcvtq_f32_s32(n); }
 
 /* Integer dots (quant.h), left to the compiler's vectors. */
-static inline void dots_i16(const char *const *x, int n_rows, const void *w, const char *next, vi (*sums)[4]) {
+static inline void dots_i8(const char *const *x, int n_rows, const char *w, int n_inputs, const char *next,
+                           vi (*sums)[4]) {
   int32_t plain[QUANT_ROWS][16];
-  plain_i16(x, n_rows, w, next, plain);
+  plain_i8(x, n_rows, (const int8_t *)w, n_inputs, next, plain);
   for (int r = 0; r < n_rows; r++)
     for (int v = 0; v < 4; v++) sums[r][v] = vld1q_s32(plain[r] + 4 * v);
-}
-static inline void dots_i8(const char *const *x, int n_rows, const char *w, const char *next, vi (*sums)[4]) {
-  int16_t wide[512];
-  unpack_i8(w, (char *)wide);
-  dots_i16(x, n_rows, wide, next, sums);
 }
 static inline void dots_u8(const char *const *x, int n_rows, const void *w, vi (*sums)[4]) {
   int32_t plain[QUANT_ROWS][16];

@@ -74,13 +74,9 @@ static inline void vf_widen_row(const uint16_t *halves, float *row) {
 }
 static inline vf vf_of(vi n) { return (float)n; }
 static inline void vf_load_i4(const char *codes, vf scale[16], vf zero[16]) { plain_i4(codes, scale, zero); }
-static inline void dots_i16(const char *const *x, int n_rows, const void *w, const char *next, vi (*sums)[16]) {
-  plain_i16(x, n_rows, w, next, sums);
-}
-static inline void dots_i8(const char *const *x, int n_rows, const char *w, const char *next, vi (*sums)[16]) {
-  char wide[1024];
-  unpack_i8(w, wide);
-  plain_i16(x, n_rows, (const int16_t *)wide, next, sums);
+static inline void dots_i8(const char *const *x, int n_rows, const char *w, int n_inputs, const char *next,
+                           vi (*sums)[16]) {
+  plain_i8(x, n_rows, (const int8_t *)w, n_inputs, next, sums);
 }
 static inline void dots_u8(const char *const *x, int n_rows, const void *w, vi (*sums)[16]) {
   plain_u8(x, n_rows, w, sums);

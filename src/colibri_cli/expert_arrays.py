@@ -84,7 +84,7 @@ class ExpertArrays:
         InvalidInput
             An array is not the caller's memory, of ``dtype`` (a bias: of one that runs in place), or side by side.
         """
-        check_choice("dtype, with copy=False,", dtype, IN_PLACE)
+        check_choice("dtype with copy=False", dtype, IN_PLACE)
         for weights in (self.up, self.down):
             _check_in_place(weights, (dtype,))
             array = weights.array
@@ -156,5 +156,5 @@ def _check_in_place(weights: Weights, dtypes: tuple[str, ...]) -> None:
             expected=f"{' or '.join(dtypes)}, to run in place",
             got=weights.dtype,
             at=f"{weights.name}.dtype",
-            hint=_COPY,
+            hint=f"dtype={weights.dtype!r} runs it as it is; {_COPY}" if weights.dtype in IN_PLACE else _COPY,
         )

@@ -74,8 +74,9 @@ class Generated:
     def to_text(self) -> str:
         """Return the report as one line."""
         state = "written" if self.written else self.before
+        plural = "s" if self.n_experts > 1 else ""
         return (
-            f"{self.output}: {state}, {self.n_experts} experts, hidden size {self.hidden_size}, "
+            f"{self.output}: {state}, {self.n_experts} expert{plural}, hidden size {self.hidden_size}, "
             f"width {self.width}, {self.bytes} bytes, sha256 {self.sha256}\n"
         )
 

@@ -84,6 +84,9 @@ class MoELayer:
         parts = open_layer(bundle, layer, loading, cache_experts, threads, max_tokens, intermediate_dtype)
         return cls(parts.router, parts.experts, shared=parts.shared)
 
+    def __repr__(self) -> str:
+        return f"<MoELayer: {self.router!r}, {self.experts!r}{', shared' if self.shared else ''}>"
+
     def __call__(
         self,
         hidden: npt.ArrayLike,

@@ -91,6 +91,9 @@ class Model:
         self._mixer = mixer
         self._head = head
 
+    def __repr__(self) -> str:
+        return f"<Model: {self.path}, {self.layer!r}>"
+
     @classmethod
     def open(
         cls,

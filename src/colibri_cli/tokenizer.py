@@ -98,6 +98,9 @@ class Tokenizer:
         self._vocab_size = int(self._processor.GetPieceSize())
         self._known: dict[int, _Piece] = {}
 
+    def __repr__(self) -> str:
+        return f"<Tokenizer: {self._vocab_size} pieces>"
+
     @property
     def vocab_size(self) -> int:
         """Number of pieces; ids run from 0 to ``vocab_size - 1``."""

@@ -50,7 +50,7 @@ static void add_linear(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_
   }
   clb_input a = {rows, 0, 1, n_inputs};
   ptrdiff_t row_stride = CLB_PANEL * (dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float));
-  clb_panels b = {panels, 0, (ptrdiff_t)panel_bytes, row_stride, bases, 0};
+  clb_panels b = {.data = panels, .panel_stride = (ptrdiff_t)panel_bytes, .row_stride = row_stride, .bases = bases};
   linear[dtype](&a, n_rows, &b, n_panels, init, &c[0][0], MOST_PANELS * CLB_PANEL);
   for (int r = 0; r < n_rows; r++) add(c[r], (size_t)n_panels * CLB_PANEL * sizeof(float));
   free(panels), free(quants);
@@ -177,7 +177,7 @@ static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, in
     rows[r] = x[r], later[r] = x[r] + cut;
   }
   clb_linear linear = dtype == CLB_BF16 ? k->linear_bf16 : k->linear_f32;
-  clb_panels b = {packed, 0, panel_bytes, CLB_PANEL * size, NULL, 0};
+  clb_panels b = {.data = packed, .panel_stride = panel_bytes, .row_stride = CLB_PANEL * size};
   clb_input all = {rows, 0, 1, n_inputs}, first = {rows, 0, 1, cut}, rest = {later, 0, 1, n_inputs - cut};
   linear(&all, n_rows, &b, 2, init, &whole[0][0], OUTPUTS);
   linear(&first, n_rows, &b, 2, init, &parts[0][0], OUTPUTS);
@@ -214,7 +214,7 @@ static void check_pairs(const clb_kernels *k, int n_rows, int n_inputs) {
     rows[r] = x[r], paired[r] = (const float *)pairs[r];
   }
   clb_input a = {rows, 0, 1, n_inputs & ~1}, b = {paired, 0, 1, n_inputs & ~1};
-  clb_panels panels = {w, 0, panel_bytes, CLB_PANEL * sizeof *w, NULL, 1};
+  clb_panels panels = {.data = w, .panel_stride = panel_bytes, .row_stride = CLB_PANEL * sizeof *w, .streamed = 1};
   k->linear_bf16(&a, n_rows, &panels, PANELS, init, &chains[0][0], OUTPUTS);
   for (int small = 0; small < 2; small++) {
     if (small) w[3 * panel_bytes / (int)sizeof *w + 5] = small = CLB_LEAST_WEIGHT - 1;

@@ -305,3 +305,25 @@ def test_the_command_reports_what_it_did(checkpoint, bundle, flag, name):
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (again.returncode, again.stdout) == (2, "")
     assert "hint: --verify" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["nosuch", "config.json", "n" * 300])
+def test_what_is_no_checkpoint_is_named(checkpoint, bundle, name):
+    path = checkpoint / name
+    with pytest.raises(UsageError, match=r"a directory with config\.json, got none") as refused:
+        pack(path, bundle)
+    assert refused.value.at == str(path)
+    assert not bundle.exists()
+
+
+@pytest.mark.parametrize(
+    "command", [["validate-config"], ["pack", "checkpoint", "--dtype", "int8"], ["infer", "--text", "a", "--output"]]
+)
+def test_a_name_that_no_file_can_have_is_named(command, tmp_path):
+    name = "n" * 300
+    run = subprocess.run(
+        [sys.executable, "-m", "colibri_cli", *command, name], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "standard output" not in run.stderr
+    assert name in run.stderr or command[0] == "pack"

@@ -32,6 +32,17 @@ _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "langua
 _LAYER = re.compile(r"(.*?)layers\.(0|[1-9]\d{0,3})\.", re.ASCII | re.DOTALL)
 
 
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Refuse what is no directory.
+
+    Raises
+    ------
+    UsageError
+    """
+    if not is_folder(path):
+        raise UsageError(expected=f"a directory with {CONFIG}", got="none", at=str(Path(path)))
+
+
 def open_model(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint; use it as a context manager.
 
@@ -62,9 +73,8 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        check_folder(path)
         directory = Path(path)
-        if not is_folder(path):
-            raise UsageError(expected=f"a directory with {CONFIG}", got="none", at=str(directory))
         settings, quantization, (name, family) = read_config(directory / CONFIG)
         self.plan, n_layers = plan_of(name, family, settings)
         self._shards = Shards(directory)

@@ -69,10 +69,11 @@ def main() -> int:
         return _INTERRUPTED
     except BrokenPipeError:
         return _discard(_CLOSED_PIPE)
-    except OSError as error:  # standard output that cannot take the help text
+    except OSError as error:  # a file's has its name; else standard output cannot take the help text
+        from colibri_cli.formats.files import unreadable
         from colibri_cli.report import unwritable
 
-        _complain(str(unwritable(error)))
+        _complain(str(unreadable(error.filename, error) if error.filename else unwritable(error)))
         return _discard(2)
     except SystemExit as leaving:
         # Typer turns a closed pipe into exit 1, which here would say that the data is bad.

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from colibri_cli.errors import UsageError
+from colibri_cli.formats.files import is_folder
 
 _LAST_CPU = 8191  # Linux's own limit; keeps "0-999999999999" from being spelled out
 _Format = TypeVar("_Format", bound=StrEnum)
@@ -88,7 +89,7 @@ def check_output(output: Path | None) -> None:
     """
     if output is None:
         return
-    got = "a directory" if output.is_dir() else None if output.parent.is_dir() else "no such folder"
+    got = "a directory" if is_folder(output) else None if is_folder(output.parent) else "no such folder"
     if got is not None:
         raise UsageError(expected="a writable file", got=got, at=str(output))
 

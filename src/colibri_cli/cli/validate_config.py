@@ -29,7 +29,7 @@ def validate_config(
         FindingsFormat, typer.Option("--format", help="github: workflow commands; sarif: SARIF 2.1.0.")
     ] = FindingsFormat.TEXT,
 ) -> None:
-    """Check a config: syntax, schema, and rules between keys.
+    """Check a bundle's config: schema, and rules between keys.
 
     Exit code 0: no findings; 1: findings; 2: a file could not be read.
     """

@@ -70,7 +70,11 @@ def _tensors(file: CheckedFile, ending: str, hidden_size: int | None, transposed
     if ending == ".bin":
         return [_raw(file, hidden_size, transposed)]
     if ending in ENDINGS:
-        raise InvalidInput(expected=f"a {ending} file", got=f"one that begins {head[:6].hex(' ')}", at=file.name)
+        raise InvalidInput(
+            expected=f"a {ending} file",
+            got=f"one that begins {head[:6].hex(' ')}" if head else "an empty file",
+            at=file.name,
+        )
     raise UsageError(
         expected=f"a file ending in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}", got=ending or "no ending", at=file.name
     )

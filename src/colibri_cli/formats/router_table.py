@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 WIDTH_STEP = 16
+MAX_EXPERTS = 1024
+"""The most that a router chooses from: colibri.h's CLB_MAX_EXPERTS."""
 MAX_TABLE = 1 << 24
 """Largest table, in values: 64 MiB of float32."""
 
@@ -49,15 +51,15 @@ def width_of(n_experts: int) -> int:
 
 
 def check_size(n_experts: int, hidden_size: int, *, at: str) -> None:
-    """Refuse a gate that is empty, or whose table is beyond `MAX_TABLE`.
+    """Refuse a gate that is empty, that no router takes, or whose table is beyond `MAX_TABLE`.
 
     Raises
     ------
     InvalidInput
     """
-    if n_experts < 1 or hidden_size < 1 or width_of(n_experts) * hidden_size > MAX_TABLE:
+    if not 1 <= n_experts <= MAX_EXPERTS or hidden_size < 1 or width_of(n_experts) * hidden_size > MAX_TABLE:
         raise InvalidInput(
-            expected=f"at least one expert and one feature, in a table of at most {MAX_TABLE} values",
+            expected=f"1 to {MAX_EXPERTS} experts and at least one feature, in a table of at most {MAX_TABLE} values",
             got=f"{n_experts} experts, hidden size {hidden_size}",
             at=at,
         )

@@ -171,7 +171,7 @@ CLB_API int clb_expert_open(const void *file, size_t size, clb_shape *shape, clb
 CLB_API int clb_expert_verify(const void *file, size_t size);
 
 /* Run arrays where they lie, with the bits of the same weights packed. Slower where few tokens share an expert (1.1 to
- * 2.2 times, docs/library.md): panels are put together anew in each call. dtype is the shape's, CLB_F32, CLB_BF16 or
+ * 2.8 times, docs/library.md): panels are put together anew in each call. dtype is the shape's, CLB_F32, CLB_BF16 or
  * CLB_F16, and each output's inputs, or each input's outputs, lie side by side. CLB_ERROR_NULL, STRUCT, SIZE, OPTION
  * (dtype), SIZE (strides). */
 CLB_API int clb_expert_in_place(const clb_shape *shape, const clb_arrays *arrays, clb_expert *expert);

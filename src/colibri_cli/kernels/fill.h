@@ -26,12 +26,13 @@ static inline __attribute__((always_inline)) int fill_squares(int size, const ch
   int step = LANES * 4 / size, done = k / step * step;
   for (int j = 0; j < n_panels * CLB_PANEL; j += 8) {
     int second = j % CLB_PANEL;
-    const char *rows[8], *ahead = next[j / CLB_PANEL] + (first * CLB_PANEL + (ptrdiff_t)k * second) * size;
+    const char *rows[8],
+        *ahead = next ? next[j / CLB_PANEL] + (first * CLB_PANEL + (ptrdiff_t)k * second) * size : NULL;
     for (int r = 0; r < 8; r++) rows[r] = outputs[j + r] + first * size;
     for (int i = 0; i < done; i += step) {
       ptrdiff_t at = (ptrdiff_t)i * size;
       float *panel = (float *)(panels + ((ptrdiff_t)(j / CLB_PANEL) * k + i) * CLB_PANEL * size);
-      if (at % CLB_LINE == 0)
+      if (next && at % CLB_LINE == 0)
         for (int line = 0; line < 8; line++) __builtin_prefetch(ahead + at * 8 + line * CLB_LINE, 0, 2);
       for (int c = 0; c < 8; c += LANES) {
         vf block[LANES];

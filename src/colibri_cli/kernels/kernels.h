@@ -57,6 +57,10 @@ typedef struct {
   ptrdiff_t segment_stride, panel_stride, row_stride;
   const float *bases; /* I4: what the scales of each panel are relative to */
   int streamed;       /* whether they come from memory, and more follows them: to be asked for ahead of time */
+  /* F32 and BF16: where in memory begins what is wanted after each panel, its rows here at next_at bytes from there, to
+   * be asked for meanwhile; NULL: nothing. */
+  const char *const *next;
+  ptrdiff_t next_at;
 } clb_panels;
 
 /* How an expert's intermediate activation is formed from gate g and up u (u absent in an ungated expert):
@@ -117,7 +121,7 @@ typedef struct {
   /* Panels of k inputs from first, as linear_f32 and linear_bf16 take them, from weights that lie otherwise, at any
    * address: output j's input i at outputs[j] + i * input_stride bytes. first is even, and k but for the last inputs.
    * Where each output's inputs are side by side, next[panel] is where memory begins that is wanted soon: the calls over
-   * all inputs together ask for a panel's bytes from there. It need not be readable. */
+   * all inputs together ask for a panel's bytes from there. It need not be readable. NULL asks for nothing. */
   void (*fill_panels)(clb_dtype dtype, const char *const *outputs, int n_panels, ptrdiff_t input_stride, int first,
                       int k, const char *const *next, void *panels);
 

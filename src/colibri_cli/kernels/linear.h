@@ -14,11 +14,16 @@ static inline __attribute__((always_inline)) void load_panel_row(clb_dtype dtype
   }
 }
 
+/* What a tile asks memory for, so that it works while the registers do: step by step, for each panel. */
+typedef struct {
+  const char *from;
+  ptrdiff_t apart, step;
+} request;
+
 /* n_rows x n_panels outputs held in registers over the whole chain; both counts are compile-time constants in every
- * use, so the loops over them vanish. Every step asks for the weights that lie ahead bytes further, so that memory
- * works while the registers do; 0 asks for nothing new. */
+ * use, so the loops over them vanish. */
 static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const clb_input *a, int row, int n_rows,
-                                                       const clb_panels *b, int panel, int n_panels, ptrdiff_t ahead,
+                                                       const clb_panels *b, int panel, int n_panels, request ask,
                                                        const float *init, ptrdiff_t ldi, float *c, ptrdiff_t ldc) {
   vf acc[ROW_TILE][CLB_UNIT * VECTORS];
   UNROLL
@@ -33,10 +38,10 @@ static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const cl
     UNROLL
     for (int r = 0; r < n_rows; r++) x[r] = rows[r];
     const char *w = (const char *)b->data + s * b->segment_stride + panel * b->panel_stride;
-    for (ptrdiff_t i = 0, k = a->k; i < k; i++, w += b->row_stride) {
+    for (ptrdiff_t i = 0, k = a->k; i < k; i++, w += b->row_stride, ask.from += ask.step) {
       vf w_i[CLB_UNIT * VECTORS];
       UNROLL
-      for (int p = 0; p < n_panels; p++) __builtin_prefetch(w + p * b->panel_stride + ahead, 0, 2);
+      for (int p = 0; LANES > 1 && p < n_panels; p++) __builtin_prefetch(ask.from + p * ask.apart, 0, 2);
       UNROLL
       for (int p = 0; p < n_panels; p++) load_panel_row(dtype, w + p * b->panel_stride, w_i + p * VECTORS);
       UNROLL
@@ -55,6 +60,13 @@ static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const cl
   }
 }
 
+/* This tile's share of what is next. */
+static inline request share_of_next(const clb_panels *b, int panel, int n_panels, int k, int row, int n, int n_rows) {
+  const char *const *next = b->next + panel;
+  return (request){next[0] + b->next_at + k * b->row_stride * row / n_rows, next[n_panels - 1] - next[0],
+                   b->row_stride * n / n_rows + 1};
+}
+
 /* Row after row of tiles over n_panels panels, at most `most` rows a tile. */
 static inline __attribute__((always_inline)) void tiles(clb_dtype dtype, const clb_input *a, int n_rows,
                                                         const clb_panels *b, int panel, int n_panels, int most,
@@ -69,12 +81,14 @@ static inline __attribute__((always_inline)) void tiles(clb_dtype dtype, const c
     int alone = n == n_rows && (dtype == CLB_BF16 ? n == 1 : n_panels > 1);
     ptrdiff_t ahead = row == 0 ? CLB_STREAM_AHEAD : n == left ? n_panels * b->panel_stride : 0;
     if (alone || !b->streamed) ahead = 0;
-    if (most >= 6 && n == 6) tile(dtype, a, row, 6, b, panel, n_panels, ahead, init, ldi, c, ldc);
-    else if (most >= 6 && n == 5) tile(dtype, a, row, 5, b, panel, n_panels, ahead, init, ldi, c, ldc);
-    else if (most >= 6 && n == 4) tile(dtype, a, row, 4, b, panel, n_panels, ahead, init, ldi, c, ldc);
-    else if (most >= 3 && n == 3) tile(dtype, a, row, 3, b, panel, n_panels, ahead, init, ldi, c, ldc);
-    else if (most >= 2 && n == 2) tile(dtype, a, row, 2, b, panel, n_panels, ahead, init, ldi, c, ldc);
-    else tile(dtype, a, row, n = 1, b, panel, n_panels, ahead, init, ldi, c, ldc);
+    request ask = {(const char *)b->data + panel * b->panel_stride + ahead, b->panel_stride, b->row_stride};
+    if (most >= 4 && b->next) ask = share_of_next(b, panel, n_panels, a->k, row, n, n_rows);
+    if (most >= 6 && n == 6) tile(dtype, a, row, 6, b, panel, n_panels, ask, init, ldi, c, ldc);
+    else if (most >= 6 && n == 5) tile(dtype, a, row, 5, b, panel, n_panels, ask, init, ldi, c, ldc);
+    else if (most >= 6 && n == 4) tile(dtype, a, row, 4, b, panel, n_panels, ask, init, ldi, c, ldc);
+    else if (most >= 3 && n == 3) tile(dtype, a, row, 3, b, panel, n_panels, ask, init, ldi, c, ldc);
+    else if (most >= 2 && n == 2) tile(dtype, a, row, 2, b, panel, n_panels, ask, init, ldi, c, ldc);
+    else tile(dtype, a, row, n = 1, b, panel, n_panels, ask, init, ldi, c, ldc);
   }
 }
 

@@ -14,7 +14,7 @@ static inline __m512i weight_pairs(const char *w) {
 /* Two panels; n_rows is a compile-time constant, as in linear.h. Returns whether the weights allow it; else c is as it
  * was. */
 static inline __attribute__((always_inline)) int tile_pairs(const clb_input *a, int row, int n_rows,
-                                                            const clb_panels *b, int panel, ptrdiff_t ahead,
+                                                            const clb_panels *b, int panel, request ask,
                                                             const float *init, ptrdiff_t ldi, float *c, ptrdiff_t ldc) {
   __m512 acc[SINGLE_TILE][2];
   const char *x[SINGLE_TILE], *w = (const char *)b->data + panel * b->panel_stride;
@@ -25,11 +25,11 @@ static inline __attribute__((always_inline)) int tile_pairs(const clb_input *a, 
     UNROLL
     for (int p = 0; p < 2; p++) acc[r][p] = _mm512_loadu_ps(init + (row + r) * ldi + p * LANES);
   }
-  for (ptrdiff_t i = 0, k = a->k; i < k; i += 2, w += 2 * b->row_stride) {
+  for (ptrdiff_t i = 0, k = a->k; i < k; i += 2, w += 2 * b->row_stride, ask.from += 2 * ask.step) {
     __m512i w_i[2];
     UNROLL
     for (int p = 0; p < 2; p++) {
-      __builtin_prefetch(w + p * b->panel_stride + ahead, 0, 2);
+      __builtin_prefetch(ask.from + p * ask.apart, 0, 2);
       w_i[p] = weight_pairs(w + p * b->panel_stride);
       __m512i size = _mm512_and_si512(w_i[p], _mm512_set1_epi16(0x7fff));
       least = _mm512_min_epu16(least, _mm512_add_epi16(size, _mm512_set1_epi16(-1))); /* 0 becomes the largest */
@@ -69,7 +69,9 @@ int KERNEL(linear_pairs)(const clb_input *a, int n_rows, const clb_panels *b, in
       n = left >= 2 * SINGLE_TILE ? SINGLE_TILE : left > SINGLE_TILE ? (left + 1) / 2 : left;
       ptrdiff_t ahead = row == 0 ? CLB_STREAM_AHEAD : n == left ? 2 * b->panel_stride : 0; /* as in linear.h */
       if (n == n_rows || !b->streamed) ahead = 0;
-#define TILE(n) tile_pairs(a, row, n, b, panel, ahead, init, ldi, c, ldc)
+      request ask = {(const char *)b->data + panel * b->panel_stride + ahead, b->panel_stride, b->row_stride};
+      if (b->next) ask = share_of_next(b, panel, 2, a->k, row, n, n_rows);
+#define TILE(n) tile_pairs(a, row, n, b, panel, ask, init, ldi, c, ldc)
       if (n == 6) done = TILE(6);
       else if (n == 5) done = TILE(5);
       else if (n == 4) done = TILE(4);

@@ -46,12 +46,18 @@ static void mix(span *s, int t, int n) {
   clb_input a = {rows, CLB_ROW_BLOCK, n_offsets, hidden};
   float *x = job->x + (ptrdiff_t)t * hidden;
   for (int p = 0; p < full; p += CLB_UNIT) {
-    clb_panels b = {job->mixer + p * panel, n_panels * bytes, bytes, CLB_PANEL * sizeof(float), NULL, 0};
+    clb_panels b = {.data = job->mixer + p * panel,
+                    .segment_stride = n_panels * bytes,
+                    .panel_stride = bytes,
+                    .row_stride = CLB_PANEL * sizeof(float)};
     s->k->linear_f32(&a, n, &b, full - p < CLB_UNIT ? full - p : CLB_UNIT, no_bias, x + p * CLB_PANEL, hidden);
   }
   if (tail) {
     float edge[CLB_ROW_BLOCK * CLB_PANEL];
-    clb_panels b = {job->mixer + full * panel, n_panels * bytes, bytes, CLB_PANEL * sizeof(float), NULL, 0};
+    clb_panels b = {.data = job->mixer + full * panel,
+                    .segment_stride = n_panels * bytes,
+                    .panel_stride = bytes,
+                    .row_stride = CLB_PANEL * sizeof(float)};
     s->k->linear_f32(&a, n, &b, 1, no_bias, edge, CLB_PANEL);
     for (int r = 0; r < n; r++)
       memcpy(x + (ptrdiff_t)r * hidden + full * CLB_PANEL, edge + r * CLB_PANEL, (size_t)tail * sizeof(float));
@@ -73,8 +79,9 @@ static void classify(span *s, int t, int n) {
     int m = n - first < step ? n - first : step;
     for (int r = 0; r < m; r++) rows[r] = job->h + (ptrdiff_t)(t + first + r) * job->hidden_size;
     clb_input a = {rows, 0, 1, job->hidden_size};
-    clb_panels b = {job->panels, 0, (ptrdiff_t)clb_panel_bytes(CLB_F32, job->hidden_size), CLB_PANEL * sizeof(float),
-                    NULL,        0};
+    clb_panels b = {.data = job->panels,
+                    .panel_stride = (ptrdiff_t)clb_panel_bytes(CLB_F32, job->hidden_size),
+                    .row_stride = CLB_PANEL * sizeof(float)};
     s->k->linear_f32(&a, m, &b, n_panels, job->bias, logits, width);
     for (int r = 0; r < m; r++) {
       const float *row = logits + r * width;

@@ -41,7 +41,7 @@ __attribute__((cold)) int clb_pairs_are_chains(const clb_kernels *k) {
       rows[r] = x[r], paired[r] = (const float *)pairs[r];
     }
     clb_input a = {rows, 0, 1, INPUTS}, b = {paired, 0, 1, INPUTS};
-    clb_panels panels = {w, 0, sizeof w / PANELS, CLB_PANEL * sizeof(uint16_t), NULL, 0};
+    clb_panels panels = {.data = w, .panel_stride = sizeof w / PANELS, .row_stride = CLB_PANEL * sizeof(uint16_t)};
     k->linear_bf16(&a, ROWS, &panels, PANELS, init, chains, WIDTH);
     if (k->linear_pairs(&b, ROWS, &panels, PANELS, init, sums, WIDTH) != PANELS) return 0;
     for (int i = 0; i < ROWS * WIDTH; i++) {

@@ -4,7 +4,7 @@
 #include "half.h"
 #include "projection.h"
 
-enum { FEW = 4, MANY = 32 }; /* rows: fewer, or more, share a weight in place */
+enum { FEW = 4 }; /* rows: fewer share a weight in place */
 
 static clb_linear linear_of(const clb_kernels *k, clb_dtype dtype) {
   switch (dtype) {
@@ -18,18 +18,18 @@ static clb_linear linear_of(const clb_kernels *k, clb_dtype dtype) {
 /* c[r][...] = n_panels of b over the rows' inputs first..first + n - 1; first is even. linear_pairs goes as far as it
  * may; FMAs do what is left, and a last odd input. */
 static void linear_rows(const clb_kernels *k, clb_dtype dtype, const clb_row_block *rows, int first, int n,
-                        clb_panels b, int n_panels, const float *init, float *c, ptrdiff_t ldc) {
+                        const clb_panels *panels, int n_panels, const float *init, float *c, ptrdiff_t ldc) {
   const float *x[CLB_ROW_BLOCK];
   clb_input a = {x, 0, 1, n & ~1};
   int done = 0;
   if (rows->paired && n > 1) {
     for (int r = 0; r < rows->n; r++) x[r] = (const float *)(rows->pairs[r] + first * sizeof(uint16_t));
-    done = k->linear_pairs(&a, rows->n, &b, n_panels, init, c, ldc);
+    done = k->linear_pairs(&a, rows->n, panels, n_panels, init, c, ldc);
   }
   for (int r = 0; r < rows->n; r++) x[r] = rows->x[r] + first;
   if (n % 2 && done) {
-    clb_panels last = b;
-    last.data = (const char *)b.data + (n - 1) * b.row_stride;
+    clb_panels last = *panels;
+    last.data = (const char *)last.data + (n - 1) * last.row_stride;
     for (int r = 0; r < rows->n; r++) x[r] += n - 1;
     a.k = 1;
     k->linear_bf16(&a, rows->n, &last, done, NULL, c, ldc);
@@ -37,8 +37,10 @@ static void linear_rows(const clb_kernels *k, clb_dtype dtype, const clb_row_blo
   }
   if (done == n_panels) return;
   a.k = n;
+  clb_panels b = *panels;
   b.data = (const char *)b.data + done * b.panel_stride;
   if (b.bases) b.bases += done;
+  if (b.next) b.next += done;
   linear_of(k, dtype)(&a, rows->n, &b, n_panels - done, init ? init + done * CLB_PANEL : NULL, c + done * CLB_PANEL,
                       ldc);
 }
@@ -99,10 +101,13 @@ static __attribute__((noinline)) void project_packed(const clb_kernels *k, const
                                                      ptrdiff_t ldc) {
   float init[CLB_UNIT * CLB_PANEL];
   ptrdiff_t bytes = (ptrdiff_t)clb_panel_bytes(w->dtype, w->n_inputs);
-  clb_panels b = {w->weights + first * bytes,         0, apart * bytes, CLB_PANEL * weight_bytes(w),
-                  w->bases ? w->bases + first : NULL, 1};
+  clb_panels b = {.data = w->weights + first * bytes,
+                  .panel_stride = apart * bytes,
+                  .row_stride = CLB_PANEL * weight_bytes(w),
+                  .bases = w->bases ? w->bases + first : NULL,
+                  .streamed = 1};
   for (int p = 0; p < n_panels; p++) start_of(w, first + p * apart, 1, init + p * CLB_PANEL);
-  linear_rows(k, w->dtype, rows, 0, w->n_inputs, b, n_panels, init, c, ldc);
+  linear_rows(k, w->dtype, rows, 0, w->n_inputs, &b, n_panels, init, c, ldc);
 }
 
 /* Where the weights of a panel's first output are in place; beyond the last panel, those of the last output. */
@@ -140,19 +145,21 @@ static __attribute__((noinline)) void add_by_panels(const clb_kernels *k, const 
   enum { MOST_LINES = 32 };
   _Alignas(CLB_LINE) char panels[CLB_PANEL * MOST_LINES * CLB_LINE];
   places at = places_of(w, panel, n_panels);
+  int asks = rows->n >= FEW && !in_columns(w) && w->dtype != CLB_F16;
   int widens = w->dtype == CLB_F16, size = weight_bytes(w), row_bytes = CLB_PANEL * size << widens;
   int small = n_panels * (ptrdiff_t)row_bytes * w->n_inputs <= (ptrdiff_t)sizeof panels;
-  int most = (rows->n < FEW ? 1 : (rows->n < MANY ? 8 : MOST_LINES >> widens) / n_panels) * CLB_LINE / size;
+  int most = (rows->n < FEW ? 1 : (in_columns(w) ? MOST_LINES : MOST_LINES / 2) / n_panels >> widens) * CLB_LINE / size;
   int n = (int)(-(uintptr_t)at.outputs[0] % CLB_LINE) / 4 * 4 / size; /* the first block ends where a line does */
   if (small) most = w->n_inputs;
   if (n == 0 || small || in_columns(w)) n = most;
+  clb_panels b = {.data = panels, .row_stride = row_bytes, .next = asks ? at.next : NULL};
   for (int i = begin; i < end; i += n, n = most, init = NULL) {
     if (n > end - i) n = end - i;
-    clb_panels b = {panels, 0, n * row_bytes, row_bytes, NULL, 0};
+    b.panel_stride = n * row_bytes, b.next_at = (ptrdiff_t)i * row_bytes;
     char *filled = panels + (widens ? n_panels * n * row_bytes / 2 : 0);
-    k->fill_panels(w->dtype, at.outputs, n_panels, w->place->input, i, n, at.next, filled);
+    k->fill_panels(w->dtype, at.outputs, n_panels, w->place->input, i, n, asks ? NULL : at.next, filled);
     if (widens) k->widen_f16((const uint16_t *)filled, n_panels * n, (float *)panels);
-    linear_rows(k, w->dtype, rows, i, n, b, n_panels, init, c, ldc);
+    linear_rows(k, w->dtype, rows, i, n, &b, n_panels, init, c, ldc);
   }
 }
 

@@ -13,6 +13,7 @@ static inline float quantize_group(const float *x, int n, float most, int32_t *q
   }
   vf_store(lanes, top), vf_store(nonfinite, zero);
   float largest = 0.0f, bad = 0.0f;
+#pragma GCC unroll 1
   for (int i = 0; i < LANES; i++) {
     if (lanes[i] > largest) largest = lanes[i];
     bad += nonfinite[i];

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from colibri_cli.checkpoints.checkpoint import open_model
+from colibri_cli.checkpoints.checkpoint import check_folder, open_model
 from colibri_cli.checks import check_choice
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.layer_bundle import bundle_config, layer_bundle, load_layer_bundle
@@ -120,6 +120,7 @@ def pack(
     check_choice("dtype", dtype, DTYPES)
     threads = check_threads(threads)
     started = time.monotonic()
+    check_folder(checkpoint)
     source = fingerprint(checkpoint, dtype)
     with open_model(checkpoint) as model:
         config = bundle_config(model.plan, dtype)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from colibri_cli.bundle import layer_folder
 from colibri_cli.errors import InvalidInput, UsageError
-from colibri_cli.formats.files import TEMPORARY, read_bytes, reason, write_atomically
+from colibri_cli.formats.files import TEMPORARY, read_bytes, reason, unreadable, write_atomically
 from colibri_cli.formats.json_objects import read_object
 
 if TYPE_CHECKING:
@@ -185,8 +185,11 @@ def _tidy(folder: Path, *, complete: bool) -> None:
 
 def fingerprint(checkpoint: str | os.PathLike[str], dtype: str) -> dict[str, Any]:
     """Tell one pack from another: the checkpoint's files, their sizes and times, and what they become."""
-    files = sorted(p for p in Path(checkpoint).iterdir() if p.suffix in (".json", ".safetensors") and p.is_file())
-    stats = [(path.name, path.stat()) for path in files]
+    try:
+        files = sorted(p for p in Path(checkpoint).iterdir() if p.suffix in (".json", ".safetensors") and p.is_file())
+        stats = [(path.name, path.stat()) for path in files]
+    except OSError as error:
+        raise unreadable(error.filename or checkpoint, error) from error
     return {"dtype": dtype, "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
 
 

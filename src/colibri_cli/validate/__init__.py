@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colibri_cli.errors import InvalidInput, UsageError
+from colibri_cli.formats.files import is_folder
 from colibri_cli.formats.inputs import STDIN, read_input
 from colibri_cli.validate import rules
 from colibri_cli.validate.json_parser import parse
@@ -188,7 +189,7 @@ def read_config(path: str | os.PathLike[str], bundle: Path | None = None) -> tup
 
 
 def _config_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    return Path(path) / "config.json" if Path(path).is_dir() else path
+    return Path(path) / "config.json" if is_folder(path) else path
 
 
 def _name(path: str | os.PathLike[str]) -> str:

@@ -385,8 +385,8 @@ FFNS = Ffns.make(13, 3, 20, 12)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dtype": "int8"}, "Expected one of float32, bfloat16, float16, got 'int8' - at dtype, with copy=False,"),
-        ({"dtype": "int4"}, "Expected one of float32, bfloat16, float16, got 'int4' - at dtype, with copy=False,"),
+        ({"dtype": "int8"}, "Expected one of float32, bfloat16, float16, got 'int8' - at dtype with copy=False"),
+        ({"dtype": "int4"}, "Expected one of float32, bfloat16, float16, got 'int4' - at dtype with copy=False"),
         ({"dtype": "bfloat16"}, "Expected bfloat16, to run in place, got float32 - at gate_up.dtype"),
         ({"gate_up": BFloat16(FFNS.up)}, "Expected float32, to run in place, got bfloat16 - at gate_up.dtype"),
         ({"down": FFNS.down.astype(np.float16)}, "Expected float32, to run in place, got float16 - at down.dtype"),

@@ -40,7 +40,7 @@ def test_raw_values_need_a_size(name, transposed, expected):
     [
         ("gate.bin", bytes(1024), UsageError, "Expected --hidden-size for raw float32 values, got none"),
         ("gate.npy", bytes(9), InvalidInput, "Expected a .npy file, got one that begins 00 00 00 00 00 00"),
-        ("gate.npz", b"", InvalidInput, "Expected a .npz file, got one that begins"),
+        ("gate.npz", b"", InvalidInput, "Expected a .npz file, got an empty file"),
         ("gate.pt", bytes(9), InvalidInput, "Expected a whole pickle of tensors, got at position 0"),
         ("gate.txt", b"1 2 3", UsageError, "Expected a file ending in .pt, .pth, .* or .bin, got .txt"),
         ("gate", b"", UsageError, "Expected a file ending in .*, got no ending"),

@@ -28,7 +28,7 @@ size_t clb_input_bytes(const clb_experts_shape *s) {
 static size_t state_floats(const clb_experts_shape *s) {
   return (size_t)clb_blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL;
 }
-/* Quantised states take their floats' place, which is too small for the least of them. */
+/* Quantised states take their floats' place, which the least of them outgrow: a chunk and its scale. */
 size_t clb_activation_bytes(const clb_experts_shape *s) {
   size_t quantised = clb_quantised(s->dtype) ? clb_row_bytes(s->dtype, s->intermediate_size) : 0;
   size_t bytes = state_floats(s) * (s->narrow_states ? sizeof(float) + sizeof(uint16_t) : sizeof(float));

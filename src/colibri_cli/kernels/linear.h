@@ -21,7 +21,7 @@ typedef struct {
 } request;
 
 /* n_rows x n_panels outputs held in registers over the whole chain; both counts are compile-time constants in every
- * use, so the loops over them vanish. */
+ * use, so the loops over them vanish. Every step asks for a place of each panel's. */
 static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const clb_input *a, int row, int n_rows,
                                                        const clb_panels *b, int panel, int n_panels, request ask,
                                                        const float *init, ptrdiff_t ldi, float *c, ptrdiff_t ldc) {

@@ -138,7 +138,8 @@ static places places_of(const clb_projection *w, int panel, int n_panels) {
 
 /* Goes on with c by inputs begin..end - 1, through a block of panels that stays in the L1 cache. Rows are read a cache
  * line at a time where few x share them: more at once from so many rows sets off prefetchers that are wrong. The panels
- * after these are asked for meanwhile, in the order of memory. */
+ * after these are asked for meanwhile, in the order of memory: by the multiply-adds where there are enough of them,
+ * which make half the block do, else by the filling. */
 static __attribute__((noinline)) void add_by_panels(const clb_kernels *k, const clb_projection *w, int panel,
                                                     int n_panels, const clb_row_block *rows, int begin, int end,
                                                     float *c, ptrdiff_t ldc, const float *init) {

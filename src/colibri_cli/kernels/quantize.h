@@ -1,26 +1,20 @@
 /* Activations as linear_i8 and linear_i4 take them, quantised by group: to 16 bits for int8 weights (their own error is
  * 256 times smaller than the weights'), to 8 bits for int4. Included by ops.h. */
 
-/* n floats, whole chunks, to integers within +-most; returns the scale. */
+/* n floats, whole chunks, to integers within +-most; returns the scale. Sizes are compared as integers, in whose order
+ * they are, with infinity and NaN above all of them. */
 static inline float quantize_group(const float *x, int n, float most, int32_t *q) {
-  float lanes[LANES], nonfinite[LANES];
-  vf top = vf_set1(0.0f), zero = vf_set1(0.0f);
-#pragma GCC unroll 1
-  for (int i = 0; i < n; i += LANES) {
-    vf v = vf_load(x + i);
-    top = vf_max(vf_abs(v), top);
-    zero = vf_fma(v, vf_set1(0.0f), zero); /* NaN if any is infinite or NaN */
-  }
-  vf_store(lanes, top), vf_store(nonfinite, zero);
-  float largest = 0.0f, bad = 0.0f;
-#pragma GCC unroll 1
-  for (int i = 0; i < LANES; i++) {
-    if (lanes[i] > largest) largest = lanes[i];
-    bad += nonfinite[i];
-  }
-  if (bad != 0.0f || !(largest > 1e-30f)) { /* nothing to hold; a NaN scale keeps a NaN in its row */
+  int32_t lanes[LANES], top = 0;
+  vi tops = vi_bits(vf_set1(0.0f));
+#pragma GCC unroll 4
+  for (int i = 0; i < n; i += LANES) tops = vi_max(vi_bits(vf_abs(vf_load(x + i))), tops);
+  vi_store(lanes, tops);
+  for (int i = 0; i < LANES; i++) top = lanes[i] > top ? lanes[i] : top;
+  float largest;
+  memcpy(&largest, &top, sizeof largest);
+  if (!(largest > 1e-30f && largest < INFINITY)) { /* nothing to hold; a NaN scale keeps a NaN in its row */
     memset(q, 0, (size_t)n * sizeof *q);
-    return bad != 0.0f ? NAN : 0.0f;
+    return largest <= 1e-30f ? 0.0f : NAN;
   }
   vf inverse = vf_set1(most / largest);
 #pragma GCC unroll 1
@@ -33,11 +27,14 @@ void KERNEL(quantize)(clb_dtype dtype, const float *x, int n_inputs, void *group
   char *to = groups;
   for (int left = n_inputs; left > 0; x += most, left -= most) {
     float padded[CLB_I8_GROUP], scales[2];
-    int32_t q[CLB_I8_GROUP], sum = 0;
+    const float *group = x;
+    int32_t q[CLB_I8_GROUP], sum = 0; /* all of them before their floats' place is written to */
     int n = left < most ? left : most, whole = (n + CLB_CHUNK - 1) / CLB_CHUNK * CLB_CHUNK;
-    memcpy(padded, x, (size_t)n * sizeof *x); /* before their place is written to */
-    memset(padded + n, 0, (size_t)(whole - n) * sizeof *x);
-    scales[0] = quantize_group(padded, whole, dtype == CLB_I8 ? 32767.0f : 127.0f, q);
+    if (n < whole) {
+      memset(padded, 0, sizeof padded);
+      group = memcpy(padded, x, (size_t)n * sizeof *x);
+    }
+    scales[0] = quantize_group(group, whole, dtype == CLB_I8 ? 32767.0f : 127.0f, q);
     for (int chunk = 0; chunk < whole; chunk += CLB_CHUNK)
       if (dtype == CLB_I8) {
         int16_t narrow[CLB_CHUNK];

@@ -37,6 +37,7 @@ static inline vi vi_set1(int32_t x) { return _mm256_set1_epi32(x); }
 static inline void vi_store(int32_t *p, vi x) { _mm256_storeu_si256((__m256i *)p, x); }
 static inline vi vi_of(vf whole) { return _mm256_cvtps_epi32(whole); }
 static inline vi vi_bits(vf x) { return _mm256_castps_si256(x); }
+static inline vi vi_max(vi a, vi b) { return _mm256_max_epi32(a, b); }
 static inline vi vi_half(vi n) { return _mm256_srai_epi32(n, 1); }
 static inline vm vi_odd(vi n) { return _mm256_castsi256_ps(_mm256_slli_epi32(n, 31)); } /* blendv reads the sign */
 static inline vf vf_scale(vf x, vi n) {

@@ -34,6 +34,7 @@ static inline vi vi_select(vm m, vi a, vi b) { return _mm512_mask_blend_epi32(m,
 static inline void vi_store(int32_t *p, vi x) { _mm512_storeu_si512(p, x); }
 static inline vi vi_of(vf whole) { return _mm512_cvtps_epi32(whole); }
 static inline vi vi_bits(vf x) { return _mm512_castps_si512(x); }
+static inline vi vi_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
 static inline vi vi_half(vi n) { return _mm512_srai_epi32(n, 1); }
 static inline vm vi_odd(vi n) { return _mm512_test_epi32_mask(n, _mm512_set1_epi32(1)); }
 static inline vf vf_scale(vf x, vi n) {

@@ -47,7 +47,7 @@ cdef extern from "kernels.h" nogil:
     int clb_use_isa(const char *name) noexcept
 
     void *clb_alloc(size_t n_bytes) noexcept
-    void clb_free(void *memory) noexcept
+    void clb_free(void *memory, size_t bytes) noexcept
     int clb_watch(const void *start, size_t n_bytes) noexcept
     void clb_unwatch(int region) noexcept
     int clb_lost(int region) noexcept
@@ -124,7 +124,7 @@ cdef extern from "kernels.h" nogil:
         void *activations
     size_t clb_lay_out(const clb_experts_shape *shape, int biased, const char *payload, clb_expert *e) noexcept
     size_t clb_input_bytes(const clb_experts_shape *shape) noexcept
-    size_t clb_activation_bytes(const clb_experts_shape *shape) noexcept
+    size_t clb_states_bytes(const clb_experts_shape *shape, size_t n_slots) noexcept
     void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads) noexcept
     void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end,
                          int n_threads) noexcept

@@ -81,13 +81,13 @@ cdef class _Memory:
     cdef _Memory next  # in a chain of workspaces
 
     def __dealloc__(self):
-        clb_free(self.data)
+        clb_free(self.data, self.n_bytes)
 
     cdef int reserve(self, size_t n_bytes) except -1:
         """Hold at least n_bytes; what was there before is lost when that means new memory."""
         if n_bytes <= self.n_bytes:
             return 0
-        clb_free(self.data)
+        clb_free(self.data, self.n_bytes)
         self.n_bytes = 0
         self.data = <char *>clb_alloc(n_bytes)
         if self.data == NULL:
@@ -269,24 +269,30 @@ cdef int64_t integer_at(const Matrix *m, Py_ssize_t row, Py_ssize_t column) noex
     return wide
 
 
-cdef void range_of(const Matrix *m, char **low, char **high) noexcept:
-    """The addresses from a buffer's first byte to behind its last, wherever its strides lead."""
+cdef struct Range:
+    char *low
+    char *high
+
+
+cdef Range range_of(const Matrix *m) noexcept:
+    """The addresses from a buffer's first byte to behind its last, wherever its strides lead; of an empty one, none."""
     cdef Py_ssize_t rows = m.row_stride * (m.rows - 1), columns = m.column_stride * (m.columns - 1)
-    low[0] = m.data + min(rows, 0) + min(columns, 0)
-    high[0] = m.data + m.view.itemsize + max(rows, 0) + max(columns, 0)
+    cdef Range found
+    found.low = found.high = NULL
+    if m.rows > 0 and m.columns > 0:
+        found.low = m.data + min(rows, 0) + min(columns, 0)
+        found.high = m.data + m.view.itemsize + max(rows, 0) + max(columns, 0)
+    return found
 
 
-cdef bint overlap(const Matrix *a, const Matrix *b) noexcept:
-    """Whether the address ranges of two buffers meet."""
-    cdef char *a_low
-    cdef char *a_high
-    cdef char *b_low
-    cdef char *b_high
-    if a.rows * a.columns == 0 or b.rows * b.columns == 0:
-        return False
-    range_of(a, &a_low, &a_high)
-    range_of(b, &b_low, &b_high)
-    return a_low < b_high and b_low < a_high
+cdef bint overlap(const Range *a, const Range *b) noexcept:
+    return a.low < b.high and b.low < a.high
+
+
+cdef object owner_of(object array):
+    """Who keeps an array's memory: of a view, the array that it is of, or whose memory that is."""
+    base = getattr(array, "base", None)
+    return array if base is None else base
 
 
 cdef void *data_of(object array) except NULL:
@@ -612,8 +618,8 @@ cdef class Expert:
 
     cdef clb_expert pointers
     cdef _Memory memory  # where the payload is, or
-    cdef tuple arrays  # somebody else's arrays,
-    cdef Matrix up, down, up_bias, down_bias  # which are there; of a payload up is all
+    cdef object owners  # of somebody else's arrays: views of one expert would be hundreds of small things on the heap
+    cdef Range[4] ranges  # which are there; a payload is one
     cdef readonly Watch watch  # over the pages that those are on
     cdef readonly size_t n_bytes
     cdef readonly bint in_place
@@ -755,8 +761,10 @@ cdef class ExpertKernel:
         cdef Expert expert = Expert()
         expert.n_bytes = clb_lay_out(&self.shape, biased, NULL, NULL)
         clb_lay_out(&self.shape, biased, <const char *>contiguous(payload, expert.n_bytes), &expert.pointers)
-        expert.arrays, expert.watch, expert.in_place = (payload,), watch, not own
-        look_at(payload, &expert.up)
+        expert.owners, expert.watch, expert.in_place = owner_of(payload), watch, not own
+        cdef Matrix bytes_
+        look_at(payload, &bytes_)
+        expert.ranges[0] = range_of(&bytes_)
         return expert
 
     def in_place(self, up, down, up_bias=None, down_bias=None, bint interleaved=False, Watch watch=None,
@@ -769,24 +777,24 @@ cdef class ExpertKernel:
         cdef Expert expert = Expert()
         cdef clb_expert *e = &expert.pointers
         cdef clb_place *place = &e.up_place
-        cdef int n = self.shape.intermediate_size
-        expert.arrays, expert.watch = (up, down, up_bias, down_bias), watch
-        expert.n_bytes = sum([array.nbytes for array in expert.arrays if array is not None])
-        look_at(up, &expert.up)
-        look_at(down, &expert.down)
-        e.up, place.output, place.input = expert.up.data, expert.up.row_stride, expert.up.column_stride
-        e.down, e.down_place.output = expert.down.data, expert.down.row_stride
-        e.down_place.input = expert.down.column_stride
+        cdef int i, n = self.shape.intermediate_size
+        cdef Matrix[4] m
+        arrays = up, down, up_bias, down_bias
+        expert.owners, expert.watch, expert.n_bytes = [], watch, 0
+        for i in range(4):
+            if arrays[i] is not None:
+                look_at(arrays[i], &m[i])
+                expert.ranges[i] = range_of(&m[i])
+                expert.n_bytes += arrays[i].nbytes
+                expert.owners.append(owner_of(arrays[i]))
+        e.up, place.output, place.input = m[0].data, m[0].row_stride, m[0].column_stride
+        e.down, e.down_place.output, e.down_place.input = m[1].data, m[1].row_stride, m[1].column_stride
         expert.in_place = not own
         place.in_place = e.down_place.in_place = True
         if up_bias is not None:
-            look_at(up_bias, &expert.up_bias)
-            e.up_bias, place.bias = expert.up_bias.data, expert.up_bias.row_stride
-            place.biases = biases_of(up_bias)
+            e.up_bias, place.bias, place.biases = m[2].data, m[2].row_stride, biases_of(up_bias)
         if down_bias is not None:
-            look_at(down_bias, &expert.down_bias)
-            e.down_bias, e.down_place.bias = expert.down_bias.data, expert.down_bias.row_stride
-            e.down_place.biases = biases_of(down_bias)
+            e.down_bias, e.down_place.bias, e.down_place.biases = m[3].data, m[3].row_stride, biases_of(down_bias)
         place.up, place.up_bias = place.output * n, place.bias * n
         if interleaved:
             place.up, place.up_bias = place.output, place.bias
@@ -801,8 +809,11 @@ cdef class ExpertKernel:
         ``loader.acquire(ids)`` gives their Expert objects and ``loader.release(ids)`` lets go.
         """
         cdef Matrix x, ids, weights, y
+        cdef Range written
+        cdef Range[3] read
         cdef _Memory workspace
         cdef Expert expert
+        cdef int i
         x.held = ids.held = weights.held = y.held = False
         contract = f"float32 (tokens, {self.shape.hidden_size})"
         try:
@@ -830,17 +841,17 @@ cdef class ExpertKernel:
             ):
                 raise InvalidInput(expected=f"C-contiguous float32 {(x.rows, x.columns)}",
                                    got=f"shape {shape_of(&y)}, strides {(y.row_stride, y.column_stride)}", at="out")
-            if overlap(&y, &x) or overlap(&y, &ids) or overlap(&y, &weights):
+            written, read[0], read[1], read[2] = range_of(&y), range_of(&x), range_of(&ids), range_of(&weights)
+            if overlap(&written, &read[0]) or overlap(&written, &read[1]) or overlap(&written, &read[2]):
                 raise InvalidInput(expected="memory of its own", got="an overlap with an input", at="out")
             if experts.in_place:
                 for entry in experts.experts:
                     if isinstance(entry, Expert):
                         expert = entry
-                        if expert.in_place and (
-                            overlap(&y, &expert.up) or overlap(&y, &expert.down)
-                            or overlap(&y, &expert.up_bias) or overlap(&y, &expert.down_bias)
-                        ):
-                            raise InvalidInput(expected="memory of its own", got="an overlap with a weight", at="out")
+                        for i in range(4):
+                            if expert.in_place and overlap(&written, &expert.ranges[i]):
+                                raise InvalidInput(expected="memory of its own", got="an overlap with a weight",
+                                                   at="out")
             workspace = self.workspaces.take()
             clb_pool_borrow(self.team)
             try:
@@ -890,7 +901,7 @@ cdef class ExpertKernel:
         """Take max_tokens tokens at a time: each token's bits are its own, whatever chunk it is in."""
         cdef int n_experts = <int>len(experts.experts), hidden = self.shape.hidden_size, csr
         cdef Py_ssize_t top_k = ids.columns, chunk, first, n, t, k
-        cdef size_t state_bytes = clb_activation_bytes(&self.shape), input_bytes = clb_input_bytes(&self.shape)
+        cdef size_t state_bytes, input_bytes = clb_input_bytes(&self.shape)
         cdef clb_experts_job job
         cdef int32_t *all_ids
         cdef int32_t *offsets
@@ -907,15 +918,16 @@ cdef class ExpertKernel:
         cdef size_t n_slots = <size_t>(chunk * top_k), n_ids = <size_t>(x.rows * top_k)
         cdef size_t n_summed = <size_t>(x.rows * hidden) if apart else 0
         cdef size_t n_gathered = <size_t>(chunk * hidden) if copies else 0
+        state_bytes = clb_states_bytes(&self.shape, n_slots)
         workspace.reserve(
-            n_slots * state_bytes + chunk * input_bytes
+            state_bytes + chunk * input_bytes
             + (n_gathered + n_summed + 2 * n_slots + n_ids + n_experts + 1) * sizeof(float)
         )
         job.shape, job.top_k = &self.shape, <int>top_k
         job.experts = <const clb_expert *>experts.pointers.data
         job.activations = workspace.data
-        job.inputs = workspace.data + n_slots * state_bytes
-        gathered = <float *>(workspace.data + n_slots * state_bytes + chunk * input_bytes)
+        job.inputs = workspace.data + state_bytes
+        gathered = <float *>(workspace.data + state_bytes + chunk * input_bytes)
         summed = gathered + n_gathered
         slot_weights = summed + n_summed
         order = <int32_t *>(slot_weights + n_slots)
@@ -1148,7 +1160,7 @@ def time_expert(ExpertKernel kernel not None, ExpertSet experts not None, slots,
     With no slots it is expert 0, entered and left.
     """
     cdef Py_ssize_t n = len(slots), n_floats = n * kernel.shape.hidden_size
-    cdef size_t state_bytes = n * clb_activation_bytes(&kernel.shape)
+    cdef size_t state_bytes = clb_states_bytes(&kernel.shape, n)
     cdef size_t input_bytes = n * clb_input_bytes(&kernel.shape)
     cdef int expert = slots[0] if n else 0
     cdef clb_samples samples = samples_into(ns, n_calls)

@@ -47,6 +47,25 @@ def test_every_bit_when_threads_share_one_expert(sizes, gated):
         np.testing.assert_array_equal(Experts.from_arrays(**ffns.arrays(), threads=threads).run(*batch), expected)
 
 
+# More slots than states are held at once (1056): experts that share them, that have them alone, that have more.
+CROWDS = {
+    "share": lambda t, k: (t + k) % 5,
+    "alone": lambda t, k: np.where(k == 0, 1, np.where(t % 2, 3, -1)),
+    "more": lambda t, k: np.where(t % 600 == 599, k % 5, 2),
+}
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_every_bit_of_more_slots_than_are_held_at_once(crowd):
+    ffns = Ffns.make(1, 5, 17, 9, activation="relu")
+    x, weights = numbers(2, 700, 17), numbers(3, 700, 3)
+    ids = np.fromfunction(CROWDS[crowd], (700, 3), dtype=np.int32).astype(np.int32)
+    expected = ffns.bits(x, ids, weights)
+    for threads in (1, 2, 5):
+        experts = Experts.from_arrays(**ffns.arrays(), threads=threads, max_tokens=1024)
+        np.testing.assert_array_equal(experts.run(x, ids, weights), expected)
+
+
 def test_every_bit_of_the_clamped_gate():
     ffns = Ffns.make(1, 3, 19, 21, activation="relu", limit=0.25, beta=1.0)
     x, ids, weights = numbers(8, 12, 19), integers(9, 0, 3, 12, 2), numbers(10, 12, 2)

@@ -212,6 +212,19 @@ def test_rows_of_x_and_y_may_lie_apart():
     assert not np.array_equal(backwards, expected)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_more_slots_than_a_workspace_has_states_for(threads):
+    ffns, n_tokens = Ffns.make(1, E, 24, 40), 700
+    x, ids, weights = numbers(2, n_tokens, 24), integers(3, -1, E, n_tokens, K), numbers(4, n_tokens, K)
+    shape, experts = c.opened(files_of(ffns, "int8"))
+    expected = c.run(shape, experts, x, ids, weights, chunk=1)
+    sizes = [c.workspace_size(shape, E, n, K) for n in range(1, n_tokens + 1)]
+    assert all(a < b for a, b in itertools.pairwise(sizes))
+    assert sizes[-1] - sizes[-2] < sizes[1] - sizes[0]  # by then a token adds no states
+    for chunk in (2, 527, 528, 529, n_tokens):
+        assert np.array_equal(c.run(shape, experts, x, ids, weights, threads=threads, chunk=chunk), expected)
+
+
 def test_a_nan_stays_in_its_row_and_skipped_slots_leave_zeros():
     ffns = Ffns.make(1, E, H, I)
     x, ids, weights = batch(H)
@@ -329,8 +342,9 @@ def test_a_file_of_another_size_is_refused(dtype):
 def test_sizes_that_no_memory_has_are_refused_or_true():
     shape = c.Shape(hidden_size=1 << 24, intermediate_size=1 << 24)
     assert c.expert_size(shape, 0) == 64 + 4 * 3 * (1 << 48)
-    assert c.workspace_size(shape, 1024, (1 << 31) - 1, 1 << 16) == 0
-    assert c.workspace_size(shape, 1024, 1, 1 << 16) > 1 << 42
+    states = 1056 * 4 * (1 << 24)  # of as many slots as are held at once
+    assert 0 < c.workspace_size(shape, 1024, 1, 1 << 16) - states < 1 << 20
+    assert 0 < c.workspace_size(shape, 1024, (1 << 31) - 1, 1 << 16) - states - 4 * ((1 << 31) - 1 << 16) < 1 << 20
     lying = c.aligned(64)
     header = struct.pack(
         "<8s4I4B3fQI12s", b"CLBEXPRT", 1, 64, 1 << 24, 1 << 24, 0, 2, 1, 0, 1, 0, math.inf, 3 << 50, 0, b""

@@ -190,8 +190,8 @@ CLB_API int clb_expert_pack(const clb_shape *shape, const clb_arrays *arrays, vo
  * CLB_ERROR_NULL, ALIGNMENT, FORMAT. */
 CLB_API int clb_expert_seal(void *file, size_t size);
 
-/* Bytes of workspace for clb_experts_run on n_tokens; 0: an argument is out of range, or no memory is as large. A call
- * with less does as many tokens at a time as fit, with the same bits; 512 at a time lose no speed. */
+/* Bytes of workspace for clb_experts_run on n_tokens; 0: an argument is out of range. A call with less does as many
+ * tokens at a time as fit, with the same bits; 512 at a time lose no speed. */
 CLB_API size_t clb_workspace_size(const clb_shape *shape, int n_experts, int n_tokens, int top_k);
 
 /* y[t] = sum over k of weights[t][k] * expert ids[t][k] (x[t]), added by ascending id.

@@ -354,9 +354,9 @@ int clb_expert_pack(const clb_shape *shape, const clb_arrays *arrays, void *file
   return CLB_OK;
 }
 
-/* A workspace: first what a call needs, then what each of the tokens needs that it takes at a time. */
+/* A workspace: first what a call needs, then states, then what each of the tokens needs that it takes at a time. */
 typedef struct {
-  size_t pointers, fixed, states, input, token;
+  size_t pointers, fixed, input, token;
 } room;
 enum { LINE = 64 };
 
@@ -365,9 +365,16 @@ static size_t in_lines(size_t n) { return (n + LINE - 1) / LINE * LINE; }
 static room room_for(const clb_experts_shape *s, int n_experts, int top_k) {
   room r = {.pointers = in_lines((size_t)n_experts * sizeof(clb_expert_pointers)), .input = clb_input_bytes(s)};
   r.fixed = r.pointers + in_lines((size_t)(n_experts + 1) * sizeof(int32_t));
-  r.states = (size_t)top_k * clb_activation_bytes(s);
-  r.token = r.states + r.input + (size_t)top_k * sizeof(int32_t);
+  r.token = r.input + (size_t)top_k * sizeof(int32_t);
   return r;
+}
+
+/* Tokens that n_bytes beyond the fixed ones hold: with states for each of their slots, or for as many as there can be.
+ */
+static size_t tokens_in(const clb_experts_shape *s, const room *r, int top_k, size_t n_bytes) {
+  size_t most = clb_states_bytes(s, CLB_STATES), few = n_bytes / (r->token + (size_t)top_k * clb_states_bytes(s, 1));
+  size_t many = n_bytes > most ? (n_bytes - most) / r->token : 0;
+  return many > few ? many : few;
 }
 
 /* Slots are counted in int, and their multiply-adds in int64_t. */
@@ -382,8 +389,7 @@ size_t clb_workspace_size(const clb_shape *shape, int n_experts, int n_tokens, i
     return 0;
   clb_experts_shape s = shape_of(shape);
   room r = room_for(&s, n_experts, top_k);
-  if ((size_t)n_tokens > (PTRDIFF_MAX - r.fixed) / r.token) return 0;
-  return LINE + r.fixed + (size_t)n_tokens * r.token;
+  return LINE + r.fixed + clb_states_bytes(&s, (size_t)n_tokens * (size_t)top_k) + (size_t)n_tokens * r.token;
 }
 
 /* Puts the experts that the slots name side by side, by id. */
@@ -428,15 +434,16 @@ int clb_experts_run(const clb_shape *shape, const clb_expert *experts, int n_exp
 
   room r = room_for(&s, n_experts, top_k);
   char *at = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1)); /* LINE of its size is for this */
-  if (workspace_size < LINE + r.fixed + r.token) return CLB_ERROR_ROOM;
-  size_t chunk = (workspace_size - LINE - r.fixed) / r.token;
+  size_t chunk = workspace_size < LINE + r.fixed ? 0 : tokens_in(&s, &r, top_k, workspace_size - LINE - r.fixed);
+  if (chunk == 0) return CLB_ERROR_ROOM;
   if (chunk > (size_t)(most_slots(&s) / top_k)) chunk = (size_t)(most_slots(&s) / top_k);
   if (chunk > (size_t)n_tokens) chunk = (size_t)n_tokens;
   if (chunk == 0) return CLB_ERROR_SIZE;
   error = gather_experts(shape, experts, n_experts, ids, n_slots, (clb_expert_pointers *)at);
   if (error) return error;
 
-  int32_t *offsets = (int32_t *)(at + r.pointers), *order = (int32_t *)(at + r.fixed + chunk * (r.states + r.input));
+  char *inputs = at + r.fixed + clb_states_bytes(&s, chunk * (size_t)top_k);
+  int32_t *offsets = (int32_t *)(at + r.pointers), *order = (int32_t *)(inputs + chunk * r.input);
   clb_experts_job job = {.shape = &s,
                          .experts = (const clb_expert_pointers *)at,
                          .top_k = top_k,
@@ -445,7 +452,7 @@ int clb_experts_run(const clb_shape *shape, const clb_expert *experts, int n_exp
                          .x_stride = x_stride,
                          .y_stride = y_stride,
                          .activations = at + r.fixed,
-                         .inputs = at + r.fixed + chunk * r.states};
+                         .inputs = inputs};
   const clb_kernels *k = kernels_in_use();
   reserve(n_threads);
   int before = clb_float_mode();

@@ -1,8 +1,9 @@
 /* Expert FFNs over dispatched slots: y[t] += weight * down(activation(up(x[t]))).
  *
  * Alone, a thread takes expert after expert, so that intermediate states stay in its cache. Several threads first
- * project up, split over (expert, block of panels), and then down, split over the columns of y: no sum is ever shared
- * between threads, and each y[t][j] sees its experts in ascending order either way. */
+ * project up, split over (expert, block of panels), and then down, split over the columns of y, for as many experts at
+ * a time as have CLB_STATES slots: no sum is ever shared between threads, and each y[t][j] sees its experts in
+ * ascending order either way. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@
 enum {
   WORK_PER_TASK = 1 << 16, /* multiply-adds: about 1 us */
   ALONE = 1 << 18,         /* multiply-adds that one thread finishes before another could be of much help */
-  TASKS_PER_THREAD = 8     /* enough to even out threads that are not equally fast */
+  TASKS_PER_THREAD = 16    /* enough to even out threads that are not equally fast */
 };
 
 static int pairs_up(const clb_kernels *k, clb_dtype dtype) { return dtype == CLB_BF16 && k->linear_pairs; }
@@ -29,10 +30,13 @@ static size_t state_floats(const clb_experts_shape *s) {
   return (size_t)clb_blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL;
 }
 /* Quantised states take their floats' place, which the least of them outgrow: a chunk and its scale. */
-size_t clb_activation_bytes(const clb_experts_shape *s) {
+static size_t activation_bytes(const clb_experts_shape *s) {
   size_t quantised = clb_quantised(s->dtype) ? clb_row_bytes(s->dtype, s->intermediate_size) : 0;
   size_t bytes = state_floats(s) * (s->narrow_states ? sizeof(float) + sizeof(uint16_t) : sizeof(float));
   return bytes > quantised ? bytes : quantised;
+}
+size_t clb_states_bytes(const clb_experts_shape *s, size_t n_slots) {
+  return (n_slots < CLB_STATES ? n_slots : CLB_STATES) * activation_bytes(s);
 }
 
 size_t clb_lay_out(const clb_experts_shape *s, int biased, const char *payload, clb_expert_pointers *e) {
@@ -52,7 +56,18 @@ size_t clb_lay_out(const clb_experts_shape *s, int biased, const char *payload, 
   return biased ? down_bias + (size_t)s->hidden_size * sizeof(float) : up_bias;
 }
 
-static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end, char *h) {
+/* Slots whose states are held at once, in the order of experts. */
+typedef struct {
+  int first, end;
+} window;
+
+static window slots_of(const clb_experts_job *job, int expert, window in) {
+  int first = job->offsets[expert], end = job->offsets[expert + 1];
+  return (window){first > in.first ? first : in.first, end < in.end ? end : in.end};
+}
+
+static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, int panel, int end,
+                       char *h) {
   const clb_experts_shape *s = job->shape;
   const clb_expert_pointers *e = &job->experts[expert];
   clb_projection w = {s->dtype,       e->up,
@@ -60,9 +75,9 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
                       e->up_bases,    s->intermediate_size,
                       s->hidden_size, s->rule.gated ? 2 : 1,
                       e->down};
-  size_t input_bytes = clb_input_bytes(s), h_bytes = clb_activation_bytes(s);
+  size_t input_bytes = clb_input_bytes(s), h_bytes = activation_bytes(s);
   int quantises = clb_quantised(s->dtype), pairs = pairs_up(k, s->dtype);
-  int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
+  int first = slots.first, n_rows = slots.end - first;
   clb_block b;
   for (int done = 0; panel + done < end; done += b.n_runs * b.n) {
     b = clb_block_after(&w, n_rows, panel, end, done);
@@ -93,21 +108,21 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
 }
 
 /* What is left to do for an expert's states when all its columns are there. */
-static void finish_states(const clb_kernels *k, const clb_experts_job *job, int expert, char *h) {
+static void finish_states(const clb_kernels *k, const clb_experts_job *job, window slots, char *h) {
   const clb_experts_shape *s = job->shape;
   if (!clb_quantised(s->dtype)) return;
-  for (int i = job->offsets[expert]; i < job->offsets[expert + 1]; i++, h += clb_activation_bytes(s))
+  for (int i = slots.first; i < slots.end; i++, h += activation_bytes(s))
     k->quantize(s->dtype, (const float *)h, s->intermediate_size, h);
 }
 
-static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, int panel, int end,
+static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, int panel, int end,
                          const char *h, const char *then) {
   const clb_experts_shape *s = job->shape;
   const clb_expert_pointers *e = &job->experts[expert];
   clb_projection w = {
       s->dtype, e->down, e->down_bias, &e->down_place, e->down_bases, s->hidden_size, s->intermediate_size, 1, then};
-  size_t h_bytes = clb_activation_bytes(s);
-  int first = job->offsets[expert], n_rows = job->offsets[expert + 1] - first;
+  size_t h_bytes = activation_bytes(s);
+  int first = slots.first, n_rows = slots.end - first;
   clb_block b;
   for (int done = 0; panel + done < end; done += b.n_runs * b.n) {
     b = clb_block_after(&w, n_rows, panel, end, done);
@@ -135,20 +150,20 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
   }
 }
 
-/* Where an expert's intermediate states are when several experts' are kept at once. */
-static char *states_of(const clb_experts_job *job, int begin, int expert) {
-  return (char *)job->activations + (job->offsets[expert] - job->offsets[begin]) * clb_activation_bytes(job->shape);
-}
-
 typedef struct {
   const clb_kernels *k;
   const clb_experts_job *job;
-  int begin, end;  /* experts */
+  int begin, end; /* experts */
+  window slots;
   int n_parts;     /* blocks of panels that one projection is split into */
   int16_t *active; /* [n_active]: experts with slots, for the up projection */
   int n_active;
   _Atomic int *parts_left; /* [n_active] of the up projection: whoever does the last one finishes the states */
 } split;
+
+static char *states_of(const split *s, window slots) {
+  return (char *)s->job->activations + (slots.first - s->slots.first) * activation_bytes(s->job->shape);
+}
 
 /* Part i of n of n_panels, in whole units so that a single row still streams CLB_UNIT panels at once. */
 static int part_start(int n_panels, int i, int n) {
@@ -163,20 +178,23 @@ static void up_task(void *arg, int index, int worker) {
   /* By part, then by expert: whichever experts are active, a thread meets the same parts of them. */
   int place = index % s->n_active, expert = s->active[place], part = index / s->n_active;
   int n_panels = (int)clb_up_panels(s->job->shape);
-  char *states = states_of(s->job, s->begin, expert);
-  project_up(s->k, s->job, expert, part_start(n_panels, part, s->n_parts), part_start(n_panels, part + 1, s->n_parts),
-             states);
-  if (atomic_fetch_sub(&s->parts_left[place], 1) == 1) finish_states(s->k, s->job, expert, states);
+  window slots = slots_of(s->job, expert, s->slots);
+  char *states = states_of(s, slots);
+  project_up(s->k, s->job, expert, slots, part_start(n_panels, part, s->n_parts),
+             part_start(n_panels, part + 1, s->n_parts), states);
+  if (atomic_fetch_sub(&s->parts_left[place], 1) == 1) finish_states(s->k, s->job, slots, states);
 }
 
 static void down_task(void *arg, int index, int worker) {
   (void)worker;
   const split *s = arg;
   int n_panels = (int)clb_down_panels(s->job->shape);
-  for (int e = s->begin; e < s->end; e++)
-    if (s->job->offsets[e + 1] > s->job->offsets[e])
-      project_down(s->k, s->job, e, part_start(n_panels, index, s->n_parts),
-                   part_start(n_panels, index + 1, s->n_parts), states_of(s->job, s->begin, e), s->job->experts[e].up);
+  for (int e = s->begin; e < s->end; e++) {
+    window slots = slots_of(s->job, e, s->slots);
+    if (slots.end > slots.first)
+      project_down(s->k, s->job, e, slots, part_start(n_panels, index, s->n_parts),
+                   part_start(n_panels, index + 1, s->n_parts), states_of(s, slots), s->job->experts[e].up);
+  }
 }
 
 static int parts_for(int64_t work, int n_panels, int n_groups, int n_threads) {
@@ -209,31 +227,45 @@ void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_t
   clb_pool_run(begin_task, &s, s.n_parts, n_threads);
 }
 
-void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads) {
+static void add_alone(const clb_kernels *k, const clb_experts_job *job, int expert, int then, window slots) {
+  project_up(k, job, expert, slots, 0, (int)clb_up_panels(job->shape), job->activations);
+  finish_states(k, job, slots, job->activations);
+  project_down(k, job, expert, slots, 0, (int)clb_down_panels(job->shape), job->activations, job->experts[then].up);
+}
+
+static int64_t work_of(const clb_experts_shape *s, int64_t n_slots, int up) {
+  return n_slots * CLB_PANEL *
+         (up ? (int64_t)clb_up_panels(s) * s->hidden_size : (int64_t)clb_down_panels(s) * s->intermediate_size);
+}
+
+static void add_together(const clb_kernels *k, const clb_experts_job *job, int begin, int end, window slots,
+                         int n_threads) {
   const clb_experts_shape *shape = job->shape;
-  int n_up = (int)clb_up_panels(shape), n_down = (int)clb_down_panels(shape);
-  int n_slots = job->offsets[end] - job->offsets[begin];
-  int64_t up_work = (int64_t)n_slots * n_up * CLB_PANEL * shape->hidden_size;
-  int64_t down_work = (int64_t)n_slots * n_down * CLB_PANEL * shape->intermediate_size;
-  if (n_threads <= 1 || up_work + down_work < ALONE) {
-    for (int e = begin; e < end; e++)
-      if (job->offsets[e + 1] > job->offsets[e]) {
-        project_up(k, job, e, 0, n_up, job->activations);
-        finish_states(k, job, e, job->activations);
-        int after = e + 1;
-        while (after < end && job->offsets[after + 1] == job->offsets[after]) after++;
-        project_down(k, job, e, 0, n_down, job->activations, job->experts[after < end ? after : e].up);
-      }
-    return;
-  }
+  int n_up = (int)clb_up_panels(shape), n_down = (int)clb_down_panels(shape), n_slots = slots.end - slots.first;
   int16_t active[CLB_MAX_EXPERTS];
   _Atomic int parts_left[CLB_MAX_EXPERTS];
   int n_active = 0;
   for (int e = begin; e < end; e++)
     if (job->offsets[e + 1] > job->offsets[e]) active[n_active++] = (int16_t)e;
-  split s = {k, job, begin, end, parts_for(up_work, n_up, n_active, n_threads), active, n_active, parts_left};
-  for (int i = 0; i < n_active; i++) atomic_init(&parts_left[i], s.n_parts);
-  clb_pool_run(up_task, &s, n_active * s.n_parts, n_threads);
-  s.n_parts = parts_for(down_work, n_down, 1, n_threads);
+  int n_parts = parts_for(work_of(shape, n_slots, 1), n_up, n_active, n_threads);
+  split s = {k, job, begin, end, slots, n_parts, active, n_active, parts_left};
+  for (int i = 0; i < n_active; i++) atomic_init(&parts_left[i], n_parts);
+  clb_pool_run(up_task, &s, n_active * n_parts, n_threads);
+  s.n_parts = parts_for(work_of(shape, n_slots, 0), n_down, 1, n_threads);
   clb_pool_run(down_task, &s, s.n_parts, n_threads);
+}
+
+void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end, int n_threads) {
+  const int32_t *offsets = job->offsets;
+  int last = offsets[end], n_slots = last - offsets[begin];
+  int alone = n_threads <= 1 || work_of(job->shape, n_slots, 0) + work_of(job->shape, n_slots, 1) < ALONE;
+  for (window slots = {offsets[begin], offsets[begin]}; slots.first < last; slots.first = slots.end) {
+    while (offsets[begin + 1] <= slots.first) begin++;
+    int most = slots.first + CLB_STATES, stop = begin + 1, then = stop;
+    while (!alone && stop < end && offsets[stop + 1] <= most) stop++;
+    slots.end = offsets[stop] < most ? offsets[stop] : most;
+    while (then < end && offsets[then + 1] == offsets[then]) then++;
+    if (alone) add_alone(k, job, begin, then < end ? then : begin, slots);
+    else add_together(k, job, begin, stop, slots, n_threads);
+  }
 }

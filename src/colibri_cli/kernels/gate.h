@@ -67,11 +67,7 @@ static inline __attribute__((always_inline)) int softmax_8(clb_exp_kind gating, 
 void KERNEL(softmax_f32)(clb_exp_kind gating, const float *logits, ptrdiff_t ldl, int n_columns, int n_tokens,
                          float *out, ptrdiff_t ldo) {
   vf column[CLB_MAX_EXPERTS + LANES];
-  int t = 0;
-  if (n_columns == 8) {
-    if (gating == CLB_TAYLOR) t = softmax_8(CLB_TAYLOR, logits, ldl, n_tokens, out, ldo);
-    else t = softmax_8(CLB_EXACT, logits, ldl, n_tokens, out, ldo);
-  }
+  int t = n_columns == 8 ? softmax_8(gating, logits, ldl, n_tokens, out, ldo) : 0;
   for (; t < n_tokens; t += LANES) {
     int n = n_tokens - t < LANES ? n_tokens - t : LANES;
     load_columns(logits + t * ldl, ldl, n_columns, n, column);

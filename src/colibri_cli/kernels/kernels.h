@@ -16,10 +16,11 @@
 
 enum {
   CLB_PANEL = CLB_ROUTER_WIDTH_STEP, /* output columns in a panel */
-  CLB_ROW_BLOCK = 96,       /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
-  CLB_STREAM_AHEAD = 16384, /* bytes by which a pass over weights asks for them ahead */
-  CLB_UNIT = 4,             /* panels that one row streams at once: enough chains to hide the FMA's latency */
-  CLB_MAX_SEGMENTS = 64     /* inputs that one chain may be made of */
+  CLB_ROW_BLOCK = 96,              /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
+  CLB_STATES = 11 * CLB_ROW_BLOCK, /* slots whose intermediate states are held at once */
+  CLB_STREAM_AHEAD = 16384,        /* bytes by which a pass over weights asks for them ahead */
+  CLB_UNIT = 4,                    /* panels that one row streams at once: enough chains to hide the FMA's latency */
+  CLB_MAX_SEGMENTS = 64            /* inputs that one chain may be made of */
 };
 
 /* How weights are held:
@@ -175,7 +176,7 @@ const char *const *clb_isa_names(void); /* every instruction set in this build, 
 
 /* memory.c: 64-byte aligned (2 MiB aligned from 2 MiB on); NULL where there is no memory. */
 void *clb_alloc(size_t bytes);
-void clb_free(void *memory);
+void clb_free(void *memory, size_t bytes); /* as many as asked for */
 
 /* mapping.c: pages of files that may be cut short. A region of at most 16,384, or -1: there is no room to watch it. */
 int clb_watch(const void *start, size_t n_bytes);
@@ -310,15 +311,16 @@ typedef struct {
   float *y; /* [n_tokens][hidden_size]; each expert's weighted output is added by ascending expert id */
   ptrdiff_t y_stride;
   void *inputs;      /* scratch: n_tokens * clb_input_bytes() */
-  void *activations; /* scratch: n_tokens * top_k * clb_activation_bytes() */
+  void *activations; /* scratch: clb_states_bytes() of n_tokens * top_k slots */
 } clb_experts_job;
 /* Points into a payload, unless it is NULL: panels up, panels down, int4's bases likewise, and where biased both
  * biases. Returns its bytes. */
 size_t clb_lay_out(const clb_experts_shape *shape, int biased, const char *payload, clb_expert_pointers *e);
 size_t clb_up_panels(const clb_experts_shape *shape);
 size_t clb_down_panels(const clb_experts_shape *shape);
-size_t clb_input_bytes(const clb_experts_shape *shape);      /* one token's input as weights want it, or 0: as it is */
-size_t clb_activation_bytes(const clb_experts_shape *shape); /* one slot's intermediate state */
+size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input as weights want it, or 0: as it is */
+/* Of the intermediate states that are held at once: of n_slots slots, or of as many as there are room for. */
+size_t clb_states_bytes(const clb_experts_shape *shape, size_t n_slots);
 /* Quantises or pairs up x where the weights want that. Before the first clb_experts_add of a job. */
 void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads);
 /* Adds experts begin..end-1 to y. */

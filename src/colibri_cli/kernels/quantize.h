@@ -4,12 +4,10 @@
 /* n floats, whole chunks, to integers within +-most; returns the scale. Sizes are compared as integers, in whose order
  * they are, with infinity and NaN above all of them. */
 static inline float quantize_group(const float *x, int n, float most, int32_t *q) {
-  int32_t lanes[LANES], top = 0;
   vi tops = vi_bits(vf_set1(0.0f));
-#pragma GCC unroll 4
+#pragma GCC unroll 1
   for (int i = 0; i < n; i += LANES) tops = vi_max(vi_bits(vf_abs(vf_load(x + i))), tops);
-  vi_store(lanes, tops);
-  for (int i = 0; i < LANES; i++) top = lanes[i] > top ? lanes[i] : top;
+  int32_t top = vi_highest(tops);
   float largest;
   memcpy(&largest, &top, sizeof largest);
   if (!(largest > 1e-30f && largest < INFINITY)) { /* nothing to hold; a NaN scale keeps a NaN in its row */

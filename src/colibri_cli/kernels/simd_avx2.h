@@ -38,6 +38,11 @@ static inline void vi_store(int32_t *p, vi x) { _mm256_storeu_si256((__m256i *)p
 static inline vi vi_of(vf whole) { return _mm256_cvtps_epi32(whole); }
 static inline vi vi_bits(vf x) { return _mm256_castps_si256(x); }
 static inline vi vi_max(vi a, vi b) { return _mm256_max_epi32(a, b); }
+static inline int32_t vi_highest(vi a) {
+  __m128i b = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+}
 static inline vi vi_half(vi n) { return _mm256_srai_epi32(n, 1); }
 static inline vm vi_odd(vi n) { return _mm256_castsi256_ps(_mm256_slli_epi32(n, 31)); } /* blendv reads the sign */
 static inline vf vf_scale(vf x, vi n) {

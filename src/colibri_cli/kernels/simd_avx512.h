@@ -35,6 +35,7 @@ static inline void vi_store(int32_t *p, vi x) { _mm512_storeu_si512(p, x); }
 static inline vi vi_of(vf whole) { return _mm512_cvtps_epi32(whole); }
 static inline vi vi_bits(vf x) { return _mm512_castps_si512(x); }
 static inline vi vi_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
+static inline int32_t vi_highest(vi a) { return _mm512_reduce_max_epi32(a); }
 static inline vi vi_half(vi n) { return _mm512_srai_epi32(n, 1); }
 static inline vm vi_odd(vi n) { return _mm512_test_epi32_mask(n, _mm512_set1_epi32(1)); }
 static inline vf vf_scale(vf x, vi n) {

@@ -39,6 +39,7 @@ static inline void vi_store(int32_t *p, vi x) { vst1q_s32(p, x); }
 static inline vi vi_of(vf whole) { return vcvtq_s32_f32(whole); }
 static inline vi vi_bits(vf x) { return vreinterpretq_s32_f32(x); }
 static inline vi vi_max(vi a, vi b) { return vmaxq_s32(a, b); }
+static inline int32_t vi_highest(vi a) { return vmaxvq_s32(a); }
 static inline vi vi_half(vi n) { return vshrq_n_s32(n, 1); }
 static inline vm vi_odd(vi n) { return vtstq_s32(n, vdupq_n_s32(1)); }
 static inline vf vf_scale(vf x, vi n) {

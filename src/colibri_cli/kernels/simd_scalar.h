@@ -49,6 +49,7 @@ static inline vi vi_bits(vf x) {
   return bits;
 }
 static inline vi vi_max(vi a, vi b) { return a > b ? a : b; }
+static inline int32_t vi_highest(vi a) { return a; }
 static inline vi vi_half(vi n) { return n >> 1; } /* towards minus infinity */
 static inline vm vi_odd(vi n) { return n & 1; }
 /* x * 2^n for normal x and results. */

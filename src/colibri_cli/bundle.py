@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+JOURNAL = "pack-journal.json"  # of a bundle that is not finished: its config.json comes last
+
+
 class SizedFile(NamedTuple):
     """A file whose size the config fixes.
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from colibri_cli.bundle import layer_folder
+from colibri_cli.bundle import JOURNAL, layer_folder
 from colibri_cli.checks import check_integer
 from colibri_cli.config import model_config, read_sound
 from colibri_cli.errors import UsageError
@@ -51,6 +51,9 @@ def open_layer(
     folder = Path(bundle)
     if not is_folder(folder):
         raise UsageError(expected="a bundle's folder", got="no such folder", at=str(folder))
+    if (folder / JOURNAL).exists() and not (folder / "config.json").exists():
+        hint = "run the same colibri pack again: it goes on where it was"
+        raise UsageError(expected="a finished bundle", got="an unfinished pack", at=str(folder), hint=hint)
     value = read_sound(folder / "config.json")
     open_experts = partial(
         Experts.open, loading=loading, threads=threads, max_tokens=max_tokens, intermediate_dtype=intermediate_dtype

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from colibri_cli.config import BalanceConfig, ModelConfig, RouterConfig
 from colibri_cli.formats.layers import LayerRouter, LayerShared
 from colibri_cli.layer_bundle import LayerBundle
-from colibri_cli.validate import RULES
+from colibri_cli.validate import RULES, validate_text
 from colibri_cli.validate.json_parser import parse
 from colibri_cli.validate.schema_check import check, load_schema
 
@@ -122,6 +122,27 @@ def test_no_error_of_jsonschema_gets_lost_and_none_is_added(changes):
         found = {"$.classes" if pointer.startswith("$.classes[") else pointer for pointer in found}
         expected = {"$.classes" if pointer.startswith("$.classes[") else pointer for pointer in expected}
     assert {pointer.removesuffix(".kind") for pointer in found} == {p.removesuffix(".kind") for p in expected}
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ({"model_type": "olmoe", "hidden_size": 2048}, "config.json:1:16"),
+        ({"model_type": "olmoe", "task": "moe-layers"}, None),
+        ({"model_type": "olmoe", "schema_version": 1}, None),
+        ({"model_type": 5}, None),
+        ([{"model_type": "olmoe"}], None),
+    ],
+    ids=str,
+)
+def test_a_checkpoints_config_gets_one_finding(config, place):
+    found = validate_text(json.dumps(config))
+    if place is None:
+        assert found
+        assert not [finding for finding in found if "colibri pack" in finding.expected]
+    else:
+        words = "expected a bundle's config, as colibri pack makes it, got a checkpoint's, \"olmoe\" - at $.model_type"
+        assert [str(finding) for finding in found] == [f"{place}: {words}"]
 
 
 def test_unknown_key_is_named_where_jsonschema_names_its_object():

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colibri_cli.bundle import layer_folder
+from colibri_cli.bundle import JOURNAL, layer_folder
 from colibri_cli.errors import InvalidInput, UsageError
 from colibri_cli.formats.files import TEMPORARY, read_bytes, reason, unreadable, write_atomically
 from colibri_cli.formats.json_objects import read_object
@@ -19,7 +19,6 @@ from colibri_cli.formats.json_objects import read_object
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-JOURNAL = "pack-journal.json"
 CONFIG = "config.json"
 
 

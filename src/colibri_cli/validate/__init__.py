@@ -198,7 +198,8 @@ def _name(path: str | os.PathLike[str]) -> str:
 
 def _findings(text: str | bytes, file: str, bundle: Path | None) -> tuple[object, list[Finding]]:
     document = parse(text)
-    broken_schema, sound = check(document, schema_of(document))
+    foreign = rules.checkpoint_config(document.root)
+    broken_schema, sound = ([foreign], {}) if foreign else check(document, schema_of(document))
     broken_rules = list(rules.consistency(sound))
     faults = document.faults + broken_schema + broken_rules
     if bundle is not None:

@@ -31,6 +31,17 @@ class _Rule(NamedTuple):
     keys: tuple[str, ...]  # whose values the check takes; a fault stands at the first
 
 
+def checkpoint_config(root: Node) -> Fault | None:
+    """Return the one fault of a config that is a checkpoint's of transformers, where nothing is a bundle's."""
+    if root.keys.keys() & {"schema_version", "task"}:
+        return None
+    for key, _, value in root.members:
+        if key == "model_type" and value.kind == "string":
+            expected, found = "a bundle's config, as colibri pack makes it", f"a checkpoint's, {value.source}"
+            return Fault(value.start, "$.model_type", expected, found, "schema")
+    return None
+
+
 def consistency(sound: Sound) -> Iterator[Fault]:
     """Yield the faults between those values of a config that obey the schema.
 

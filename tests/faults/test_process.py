@@ -116,3 +116,27 @@ def test_more_experts_a_token_than_make_sense_are_refused():
     ids, weights = np.broadcast_to(np.int32(-1), (1, 65_537)), np.broadcast_to(np.float32(0), (1, 65_537))
     with pytest.raises(InvalidInput, match="at most 65,536 experts a token"):
         experts.run(numbers(1, 1, 3), ids, weights)
+
+
+SHORT_OF_ADDRESSES = """
+import resource, sys
+from colibri_cli.formats.checked_file import CheckedFile
+from colibri_cli.formats.mapped_file import map_pages
+
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 26), resource.RLIM_INFINITY))
+with CheckedFile(sys.argv[1]) as file:
+    try:
+        map_pages(file)
+    except MemoryError as error:
+        print(error)
+"""
+
+
+def test_a_file_that_no_addresses_are_left_for_is_not_to_blame(tmp_path):
+    path = tmp_path / "large.bin"
+    path.touch()
+    os.truncate(path, 1 << 30)
+    done = python("-c", SHORT_OF_ADDRESSES, path)
+    assert done.stdout == f"no memory to read or map {path}\n", done.stderr

@@ -45,8 +45,10 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
     return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises for such names
 
 
-def unreadable(path: str | os.PathLike[str], error: OSError) -> UsageError:
-    """Describe a file that could not be opened or read."""
+def unreadable(path: str | os.PathLike[str], error: OSError) -> UsageError | MemoryError:
+    """Describe a file that could not be opened, read or mapped; where memory was wanting, the file is not to blame."""
+    if error.errno == errno.ENOMEM:
+        return MemoryError(f"no memory to read or map {os.fspath(path)}")
     return UsageError(expected="a readable file", got=reason(error), at=os.fspath(path))
 
 

@@ -38,6 +38,8 @@ def map_pages(file: CheckedFile) -> npt.NDArray[np.uint8]:
     ------
     UsageError
         The system refuses.
+    MemoryError
+        There are no addresses left, or too many mappings.
     """
     start = _mmap(None, file.size, mmap.PROT_READ, mmap.MAP_SHARED, file.stream.fileno(), 0)
     if start == _FAILED:

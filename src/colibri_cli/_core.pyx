@@ -291,7 +291,7 @@ cdef bint overlap(const Range *a, const Range *b) noexcept:
 
 cdef object owner_of(object array):
     """Who keeps an array's memory: of a view, the array that it is of, or whose memory that is."""
-    base = getattr(array, "base", None)
+    base = array.base if type(array) is np.ndarray else None  # another type's base may be anything
     return array if base is None else base
 
 
@@ -619,7 +619,7 @@ cdef class Expert:
     cdef clb_expert pointers
     cdef _Memory memory  # where the payload is, or
     cdef object owners  # of somebody else's arrays: views of one expert would be hundreds of small things on the heap
-    cdef Range[4] ranges  # which are there; a payload is one
+    cdef Range[4] ranges  # of addresses: up, down and their biases, or a payload
     cdef readonly Watch watch  # over the pages that those are on
     cdef readonly size_t n_bytes
     cdef readonly bint in_place

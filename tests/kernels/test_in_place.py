@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -404,3 +405,30 @@ def test_what_cannot_run_in_place(change, message):
     with pytest.raises(InvalidInput, match=message) as caught:
         Experts.from_arrays(**arrays, copy=False)
     assert change.get("dtype") in ("int8", "int4") or "copy=True" in caught.value.hint
+
+
+class Misleading(np.ndarray):
+    """An array whose base is not what keeps its memory."""
+
+    base = b"nobody"
+
+
+def test_an_expert_keeps_who_has_its_arrays_and_no_views():
+    kernel = _core.ExpertKernel(8, 4, _core.ACTIVATIONS["relu"], True)
+    up, down = numbers(1, 2, 8, 8).copy(), numbers(2, 2, 8, 4).copy()
+    views, owners = [up[1], down[1]], [weakref.ref(up), weakref.ref(down)]
+    expert = kernel.in_place(*views)
+    views = [weakref.ref(view) for view in views]
+    del up, down
+    gc.collect()
+    assert [view() for view in views] == [None, None]
+    assert all(owner() is not None for owner in owners)
+    del expert
+    assert [owner() for owner in owners] == [None, None]
+
+    odd = numbers(3, 8, 8).view(Misleading)
+    expert, kept = kernel.in_place(odd, numbers(4, 8, 4)), weakref.ref(odd)
+    del odd
+    assert kept() is not None
+    del expert
+    assert kept() is None

@@ -122,8 +122,11 @@ cdef extern from "kernels.h" nogil:
         Py_ssize_t y_stride
         void *inputs
         void *activations
+        char *lanes
     size_t clb_lay_out(const clb_experts_shape *shape, int biased, const char *payload, clb_expert *e) noexcept
     size_t clb_input_bytes(const clb_experts_shape *shape) noexcept
+    enum: CLB_LANES_LEAST
+    size_t clb_lanes_bytes(const clb_experts_shape *shape) noexcept
     size_t clb_states_bytes(const clb_experts_shape *shape, size_t n_slots) noexcept
     void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads) noexcept
     void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end,

@@ -918,16 +918,20 @@ cdef class ExpertKernel:
         cdef size_t n_slots = <size_t>(chunk * top_k), n_ids = <size_t>(x.rows * top_k)
         cdef size_t n_summed = <size_t>(x.rows * hidden) if apart else 0
         cdef size_t n_gathered = <size_t>(chunk * hidden) if copies else 0
+        cdef size_t lanes_bytes = 0
+        if experts.in_place and n_slots >= CLB_LANES_LEAST:
+            lanes_bytes = clb_lanes_bytes(&self.shape) * self.threads
         state_bytes = clb_states_bytes(&self.shape, n_slots)
         workspace.reserve(
-            state_bytes + chunk * input_bytes
+            state_bytes + lanes_bytes + chunk * input_bytes
             + (n_gathered + n_summed + 2 * n_slots + n_ids + n_experts + 1) * sizeof(float)
         )
         job.shape, job.top_k = &self.shape, <int>top_k
         job.experts = <const clb_expert *>experts.pointers.data
         job.activations = workspace.data
-        job.inputs = workspace.data + state_bytes
-        gathered = <float *>(workspace.data + state_bytes + chunk * input_bytes)
+        job.lanes = workspace.data + state_bytes if lanes_bytes else NULL
+        job.inputs = workspace.data + state_bytes + lanes_bytes
+        gathered = <float *>(workspace.data + state_bytes + lanes_bytes + chunk * input_bytes)
         summed = gathered + n_gathered
         slot_weights = summed + n_summed
         order = <int32_t *>(slot_weights + n_slots)
@@ -1175,6 +1179,7 @@ def time_expert(ExpertKernel kernel not None, ExpertSet experts not None, slots,
     job.x, job.x_stride = <const float *>contiguous(hidden, n_floats * sizeof(float)), kernel.shape.hidden_size
     job.y, job.y_stride = <float *>contiguous(y, n_floats * sizeof(float)), kernel.shape.hidden_size
     job.n_tokens, job.activations, job.inputs = <int>n, scratch.data, scratch.data + state_bytes
+    job.lanes = NULL
     with nogil:
         clb_experts_begin(kernels, &job, 1)
         clb_time_expert(kernels, &job, expert, &samples)

@@ -106,6 +106,19 @@ def test_threads_share_one_expert(sizes, layout, transposed, dtype):
         np.testing.assert_array_equal(in_place.run(*batch(ffns, n_tokens)), expected)
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("sizes", [(1, 1), (33, 47), (300, 130)])
+def test_rows_in_lanes(sizes, gated):
+    ffns = Ffns.make(5, 2, *sizes, gated=gated)
+    expected = both(ffns, "float32", threads=1)[0]
+    for threads, layout in ((1, "concatenated"), (3, "interleaved")):
+        in_place = both(ffns, "float32", layout, threads=threads)[1]
+        for n in (12, 13, 15, 16, 17, 24, 25, 31, 32, 33, 35, 36, 40, 41, 48, 95, 96, 97, 109, 112, 129, 250):
+            tokens = numbers(8, n, sizes[0]), np.ones((n, 1), np.int32), numbers(10, n, 1)
+            np.testing.assert_array_equal(in_place.run(*tokens), expected.run(*tokens), str(n))
+
+
 def offset(array, n_bytes):
     """The same values, n_bytes after a cache line's start."""
     memory = np.empty(array.nbytes + 128, np.uint8)
@@ -140,14 +153,17 @@ ARRANGEMENTS = {
 @pytest.mark.parametrize("arrange", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
 def test_any_address_and_any_strides_outside(arrange, layout, transposed, dtype):
     ffns = Ffns.make(4, 3, 70, 41)
-    expected = both(ffns, dtype)[0].run(*batch(ffns, 9))
+    few, many = batch(ffns, 9), batch(ffns, 70)
+    packed = both(ffns, dtype)[0]
     arrays = arrays_of(ffns, dtype, layout, transposed)
     for name, array in arrays.items():
         if isinstance(array, np.ndarray):
             bits = held(array, dtype)
             bits = arrange(bits) if array.ndim == 3 else np.repeat(bits, 3, axis=1)[:, ::3]
             arrays[name] = BFloat16(bits) if dtype == "bfloat16" else bits
-    np.testing.assert_array_equal(Experts.from_arrays(**arrays, copy=False).run(*batch(ffns, 9)), expected)
+    in_place = Experts.from_arrays(**arrays, copy=False)
+    for tokens in (few, many):
+        np.testing.assert_array_equal(in_place.run(*tokens), packed.run(*tokens))
 
 
 @every_dtype

@@ -66,61 +66,103 @@ static window slots_of(const clb_experts_job *job, int expert, window in) {
   return (window){first > in.first ? first : in.first, end < in.end ? end : in.end};
 }
 
-static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, int panel, int end,
-                       char *h) {
+static clb_projection up_of(const clb_experts_job *job, int expert) {
   const clb_experts_shape *s = job->shape;
   const clb_expert_pointers *e = &job->experts[expert];
-  clb_projection w = {s->dtype,       e->up,
-                      e->up_bias,     &e->up_place,
-                      e->up_bases,    s->intermediate_size,
-                      s->hidden_size, s->rule.gated ? 2 : 1,
-                      e->down};
-  size_t input_bytes = clb_input_bytes(s), h_bytes = activation_bytes(s);
-  int quantises = clb_quantised(s->dtype), pairs = pairs_up(k, s->dtype);
-  int first = slots.first, n_rows = slots.end - first;
-  clb_block b;
-  for (int done = 0; panel + done < end; done += b.n_runs * b.n) {
-    b = clb_block_after(&w, n_rows, panel, end, done);
-    int ldt = b.n_runs * b.n * CLB_PANEL;
-    for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
-      float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
-      int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
-      clb_row_block rows;
-      rows.n = n, rows.paired = pairs && n > 1;
-      for (int i = 0; i < n; i++) {
-        ptrdiff_t token = job->order[first + r + i] / job->top_k;
-        const char *input = (const char *)job->inputs + token * input_bytes;
-        rows.x[i] = quantises ? (const float *)input : job->x + token * job->x_stride;
-        rows.pairs[i] = input;
-        rows.paired = rows.paired && clb_paired(input, s->hidden_size);
-      }
-      clb_project(k, &w, &b, &rows, t, ldt);
-      for (int run = 0; run < b.n_runs; run++) {
-        const float *of_run = t + run * b.n * CLB_PANEL;
-        int column = clb_column_of(&w, b.first + run * b.apart), width = b.n * CLB_PANEL / w.n_halves;
-        float *states = (float *)(h + r * h_bytes) + column;
-        k->activate_f32(&s->rule, of_run, n, ldt, b.n, states, h_bytes / sizeof(float));
-        if (s->narrow_states)
-          k->narrow_f32(states, n, h_bytes / sizeof(float), width, (ptrdiff_t)state_floats(s) - column / 2);
+  return (clb_projection){s->dtype,       e->up,
+                          e->up_bias,     &e->up_place,
+                          e->up_bases,    s->intermediate_size,
+                          s->hidden_size, s->rule.gated ? 2 : 1,
+                          e->down};
+}
+
+static clb_projection down_of(const clb_experts_job *job, int expert, const char *then) {
+  const clb_experts_shape *s = job->shape;
+  const clb_expert_pointers *e = &job->experts[expert];
+  return (clb_projection){
+      s->dtype, e->down, e->down_bias, &e->down_place, e->down_bases, s->hidden_size, s->intermediate_size, 1, then};
+}
+
+static int fewer(int n, int most) { return n < most ? n : most; }
+
+/* n rows of inputs from a slot on. */
+static void take_inputs(const clb_kernels *k, const clb_experts_job *job, int slot, int n, clb_row_block *rows) {
+  const clb_experts_shape *s = job->shape;
+  size_t input_bytes = clb_input_bytes(s);
+  rows->n = n, rows->paired = pairs_up(k, s->dtype) && n > 1, rows->lanes = NULL;
+  for (int i = 0; i < n; i++) {
+    ptrdiff_t token = job->order[slot + i] / job->top_k;
+    const char *input = (const char *)job->inputs + token * input_bytes;
+    rows->x[i] = clb_quantised(s->dtype) ? (const float *)input : job->x + token * job->x_stride;
+    rows->pairs[i] = input;
+    rows->paired = rows->paired && clb_paired(input, s->hidden_size);
+  }
+}
+
+/* n rows of states from h on: as they were left, or put in lanes. */
+static void take_states(const clb_kernels *k, const clb_experts_job *job, const char *h, int n, clb_row_block *rows) {
+  const clb_experts_shape *s = job->shape;
+  size_t h_bytes = activation_bytes(s);
+  rows->n = n, rows->paired = s->narrow_states && pairs_up(k, s->dtype) && n > 1, rows->lanes = NULL;
+  for (int i = 0; i < n; i++) {
+    rows->x[i] = (const float *)(h + i * h_bytes);
+    rows->pairs[i] = (const char *)(rows->x[i] + state_floats(s));
+  }
+}
+
+/* The panels from `panel` to `end`, for rows in a thread's lanes a block of them after the other. */
+static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, int panel, int end,
+                       char *h, char *lanes) {
+  const clb_experts_shape *s = job->shape;
+  clb_projection w = up_of(job, expert);
+  size_t h_bytes = activation_bytes(s);
+  int in_lanes = lanes && clb_lanes_may(k, &w);
+  for (int n_rows; slots.first < slots.end; slots.first += n_rows, h += n_rows * h_bytes) {
+    clb_block b;
+    clb_row_block rows;
+    n_rows = fewer(slots.end - slots.first, in_lanes ? CLB_ROW_BLOCK : slots.end);
+    for (int done = 0; panel + done < end; done += b.n_runs * b.n) {
+      b = clb_block_after(&w, n_rows, panel, end, done);
+      int ldt = b.n_runs * b.n * CLB_PANEL;
+      for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
+        float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
+        if (!in_lanes || done == 0) take_inputs(k, job, slots.first + r, fewer(n_rows - r, CLB_ROW_BLOCK), &rows);
+        if (in_lanes && done == 0 && clb_lanes_suit(k, &w, rows.n))
+          clb_lanes_fill(k, &rows, s->hidden_size, lanes), rows.lanes = lanes;
+        clb_project(k, &w, &b, &rows, t, ldt);
+        for (int run = 0; run < b.n_runs; run++) {
+          const float *of_run = t + run * b.n * CLB_PANEL;
+          int column = clb_column_of(&w, b.first + run * b.apart), width = b.n * CLB_PANEL / w.n_halves;
+          float *states = (float *)(h + r * h_bytes) + column;
+          k->activate_f32(&s->rule, of_run, rows.n, ldt, b.n, states, h_bytes / sizeof(float));
+          if (s->narrow_states)
+            k->narrow_f32(states, rows.n, h_bytes / sizeof(float), width, (ptrdiff_t)state_floats(s) - column / 2);
+        }
       }
     }
   }
 }
 
 /* What is left to do for an expert's states when all its columns are there. */
-static void finish_states(const clb_kernels *k, const clb_experts_job *job, window slots, char *h) {
+static void finish_states(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, char *h,
+                          char *lanes) {
   const clb_experts_shape *s = job->shape;
-  if (!clb_quantised(s->dtype)) return;
-  for (int i = slots.first; i < slots.end; i++, h += activation_bytes(s))
+  clb_projection w = down_of(job, expert, NULL);
+  size_t h_bytes = activation_bytes(s);
+  clb_row_block rows;
+  for (int i = slots.first; clb_quantised(s->dtype) && i < slots.end; i++, h += h_bytes)
     k->quantize(s->dtype, (const float *)h, s->intermediate_size, h);
+  if (!lanes || !clb_lanes_may(k, &w)) return;
+  for (; slots.first < slots.end; slots.first += rows.n, h += rows.n * h_bytes) {
+    take_states(k, job, h, fewer(slots.end - slots.first, CLB_ROW_BLOCK), &rows);
+    if (clb_lanes_suit(k, &w, rows.n)) memcpy(h, lanes, clb_lanes_fill(k, &rows, s->intermediate_size, lanes));
+  }
 }
 
 static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, int panel, int end,
                          const char *h, const char *then) {
   const clb_experts_shape *s = job->shape;
-  const clb_expert_pointers *e = &job->experts[expert];
-  clb_projection w = {
-      s->dtype, e->down, e->down_bias, &e->down_place, e->down_bases, s->hidden_size, s->intermediate_size, 1, then};
+  clb_projection w = down_of(job, expert, then);
   size_t h_bytes = activation_bytes(s);
   int first = slots.first, n_rows = slots.end - first;
   clb_block b;
@@ -129,15 +171,11 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
     int ldt = b.n_runs * b.n * CLB_PANEL;
     for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
       float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
-      int n = n_rows - r < CLB_ROW_BLOCK ? n_rows - r : CLB_ROW_BLOCK;
       clb_row_block rows;
-      rows.n = n, rows.paired = s->narrow_states && pairs_up(k, s->dtype) && n > 1;
-      for (int i = 0; i < n; i++) {
-        rows.x[i] = (const float *)(h + (r + i) * h_bytes);
-        rows.pairs[i] = (const char *)(rows.x[i] + state_floats(s));
-      }
+      take_states(k, job, h + r * h_bytes, fewer(n_rows - r, CLB_ROW_BLOCK), &rows);
+      if (job->lanes && clb_lanes_suit(k, &w, rows.n)) rows.lanes = h + r * h_bytes;
       clb_project(k, &w, &b, &rows, t, ldt);
-      for (int i = 0; i < n; i++) {
+      for (int i = 0; i < rows.n; i++) {
         int slot = job->order[first + r + i];
         for (int run = 0; run < b.n_runs; run++) {
           int column = (b.first + run * b.apart) * CLB_PANEL, width = b.n * CLB_PANEL;
@@ -148,6 +186,10 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
       }
     }
   }
+}
+
+static char *lanes_of(const clb_experts_job *job, int worker) {
+  return job->lanes ? job->lanes + worker * clb_lanes_bytes(job->shape) : NULL;
 }
 
 typedef struct {
@@ -173,16 +215,15 @@ static int part_start(int n_panels, int i, int n) {
 }
 
 static void up_task(void *arg, int index, int worker) {
-  (void)worker;
   const split *s = arg;
   /* By part, then by expert: whichever experts are active, a thread meets the same parts of them. */
   int place = index % s->n_active, expert = s->active[place], part = index / s->n_active;
   int n_panels = (int)clb_up_panels(s->job->shape);
   window slots = slots_of(s->job, expert, s->slots);
-  char *states = states_of(s, slots);
+  char *states = states_of(s, slots), *lanes = lanes_of(s->job, worker);
   project_up(s->k, s->job, expert, slots, part_start(n_panels, part, s->n_parts),
-             part_start(n_panels, part + 1, s->n_parts), states);
-  if (atomic_fetch_sub(&s->parts_left[place], 1) == 1) finish_states(s->k, s->job, slots, states);
+             part_start(n_panels, part + 1, s->n_parts), states, lanes);
+  if (atomic_fetch_sub(&s->parts_left[place], 1) == 1) finish_states(s->k, s->job, expert, slots, states, lanes);
 }
 
 static void down_task(void *arg, int index, int worker) {
@@ -228,8 +269,8 @@ void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_t
 }
 
 static void add_alone(const clb_kernels *k, const clb_experts_job *job, int expert, int then, window slots) {
-  project_up(k, job, expert, slots, 0, (int)clb_up_panels(job->shape), job->activations);
-  finish_states(k, job, slots, job->activations);
+  project_up(k, job, expert, slots, 0, (int)clb_up_panels(job->shape), job->activations, job->lanes);
+  finish_states(k, job, expert, slots, job->activations, job->lanes);
   project_down(k, job, expert, slots, 0, (int)clb_down_panels(job->shape), job->activations, job->experts[then].up);
 }
 

@@ -50,6 +50,7 @@ OF_AVX2(transpose_f32);
 OF_AVX2(pack_group);
 OF_AVX2(fill_panels);
 OF_AVX2(widen_f16);
+OF_AVX2(linear_eight);
 OF_AVX2(accumulate_f32);
 OF_AVX2(softmax_f32);
 OF_AVX2(score_f32);
@@ -70,6 +71,7 @@ OF_AVX2(gate_f32);
    clb_fill_panels_avx2,            \
    clb_widen_f16_avx2,              \
    KERNEL(linear_in_place),         \
+   clb_linear_eight_avx2,           \
    KERNEL(activate_f32),            \
    KERNEL(narrow_f32),              \
    clb_accumulate_f32_avx2,         \

@@ -135,6 +135,11 @@ typedef struct {
   void (*linear_in_place)(const float *const *x, int n_rows, const char *const *outputs, int k, const char *next,
                           float *c, ptrdiff_t ldc);
 
+  /* Goes on with sums[o][0..8) by all k inputs of n_outputs float32 weights, a multiple of 8, over eight lanes of x,
+   * which has as many at every x_stride bytes. What linear_f32 does with half a panel. NULL: not here. */
+  void (*linear_eight)(const float *const *weights, int n_outputs, int k, const char *x, ptrdiff_t x_stride,
+                       float *sums, ptrdiff_t lds);
+
   /* h[r][16 p + j] from t: gated, t holds panels gate, up, gate, up, ... and n_panels is even; else t is the gate. */
   void (*activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
                        float *h, ptrdiff_t ldh);
@@ -311,7 +316,8 @@ typedef struct {
   float *y; /* [n_tokens][hidden_size]; each expert's weighted output is added by ascending expert id */
   ptrdiff_t y_stride;
   void *inputs;      /* scratch: n_tokens * clb_input_bytes() */
-  void *activations; /* scratch: clb_states_bytes() of n_tokens * top_k slots */
+  void *activations; /* scratch: clb_states_bytes() of n_tokens * top_k slots; the cache line after them may be read */
+  char *lanes;       /* scratch for experts in place: clb_lanes_bytes() a thread; NULL: they do without */
 } clb_experts_job;
 /* Points into a payload, unless it is NULL: panels up, panels down, int4's bases likewise, and where biased both
  * biases. Returns its bytes. */
@@ -321,6 +327,9 @@ size_t clb_down_panels(const clb_experts_shape *shape);
 size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input as weights want it, or 0: as it is */
 /* Of the intermediate states that are held at once: of n_slots slots, or of as many as there are room for. */
 size_t clb_states_bytes(const clb_experts_shape *shape, size_t n_slots);
+/* Of a block of rows in lanes (lanes.c), which a call with fewer slots than CLB_LANES_LEAST has no use for; 0: no call. */
+enum { CLB_LANES_LEAST = 13 };
+size_t clb_lanes_bytes(const clb_experts_shape *shape);
 /* Quantises or pairs up x where the weights want that. Before the first clb_experts_add of a job. */
 void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads);
 /* Adds experts begin..end-1 to y. */

@@ -23,6 +23,12 @@
 #else
 #define LINEAR_IN_PLACE NULL
 #endif
+#if LANES > 1
+#include "eight.h"
+#define LINEAR_EIGHT KERNEL(linear_eight)
+#else
+#define LINEAR_EIGHT NULL
+#endif
 
 #include "quant.h"
 #include "quantize.h"
@@ -48,6 +54,7 @@ const clb_kernels CLB_JOIN(clb_kernels_, CLB_ISA) = {
     KERNEL(fill_panels),
     KERNEL(widen_f16),
     LINEAR_IN_PLACE,
+    LINEAR_EIGHT,
     KERNEL(activate_f32),
     KERNEL(narrow_f32),
     KERNEL(accumulate_f32),

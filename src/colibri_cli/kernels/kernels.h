@@ -327,7 +327,7 @@ size_t clb_down_panels(const clb_experts_shape *shape);
 size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input as weights want it, or 0: as it is */
 /* Of the intermediate states that are held at once: of n_slots slots, or of as many as there are room for. */
 size_t clb_states_bytes(const clb_experts_shape *shape, size_t n_slots);
-/* Of a block of rows in lanes (lanes.c), which a call with fewer slots than CLB_LANES_LEAST has no use for; 0: no call. */
+/* Of a block of rows in lanes (lanes.c), of no use to a call with fewer slots than CLB_LANES_LEAST; 0: to none. */
 enum { CLB_LANES_LEAST = 13 };
 size_t clb_lanes_bytes(const clb_experts_shape *shape);
 /* Quantises or pairs up x where the weights want that. Before the first clb_experts_add of a job. */

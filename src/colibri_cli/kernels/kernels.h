@@ -316,8 +316,8 @@ typedef struct {
   float *y; /* [n_tokens][hidden_size]; each expert's weighted output is added by ascending expert id */
   ptrdiff_t y_stride;
   void *inputs;      /* scratch: n_tokens * clb_input_bytes() */
-  void *activations; /* scratch: clb_states_bytes() of n_tokens * top_k slots; the cache line after them may be read */
-  char *lanes;       /* scratch for experts in place: clb_lanes_bytes() a thread; NULL: they do without */
+  void *activations; /* scratch: clb_states_bytes() of n_tokens * top_k slots */
+  char *lanes;       /* scratch: clb_lanes_bytes() a thread, right behind activations, which are overread; or NULL */
 } clb_experts_job;
 /* Points into a payload, unless it is NULL: panels up, panels down, int4's bases likewise, and where biased both
  * biases. Returns its bytes. */

@@ -17,17 +17,14 @@
 #include "score.h"
 
 #include "fill.h"
-#if LANES > 4 /* with fewer not measured yet */
+#if LANES == 8 /* with fewer not measured yet */
+#include "eight.h"
 #include "in_place.h"
+#define LINEAR_EIGHT KERNEL(linear_eight)
 #define LINEAR_IN_PLACE KERNEL(linear_in_place)
 #else
-#define LINEAR_IN_PLACE NULL
-#endif
-#if LANES > 1
-#include "eight.h"
-#define LINEAR_EIGHT KERNEL(linear_eight)
-#else
 #define LINEAR_EIGHT NULL
+#define LINEAR_IN_PLACE NULL
 #endif
 
 #include "quant.h"

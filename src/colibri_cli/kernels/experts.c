@@ -99,7 +99,7 @@ static void take_inputs(const clb_kernels *k, const clb_experts_job *job, int sl
   }
 }
 
-/* n rows of states from h on: as they were left, or put in lanes. */
+/* n rows of states from h on, as project_up leaves them. */
 static void take_states(const clb_kernels *k, const clb_experts_job *job, const char *h, int n, clb_row_block *rows) {
   const clb_experts_shape *s = job->shape;
   size_t h_bytes = activation_bytes(s);
@@ -110,7 +110,7 @@ static void take_states(const clb_kernels *k, const clb_experts_job *job, const 
   }
 }
 
-/* The panels from `panel` to `end`, for rows in a thread's lanes a block of them after the other. */
+/* The panels from `panel` to `end`, over all rows; where they may go in `lanes`, over a block of them after the other. */
 static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, int panel, int end,
                        char *h, char *lanes) {
   const clb_experts_shape *s = job->shape;

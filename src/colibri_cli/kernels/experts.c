@@ -110,7 +110,7 @@ static void take_states(const clb_kernels *k, const clb_experts_job *job, const 
   }
 }
 
-/* The panels from `panel` to `end`, over all rows; where they may go in `lanes`, over a block of them after the other. */
+/* Panels `panel` to `end` - 1 over all rows; where those may go in `lanes`, over a block of them after the other. */
 static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, int panel, int end,
                        char *h, char *lanes) {
   const clb_experts_shape *s = job->shape;

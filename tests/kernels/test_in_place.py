@@ -119,6 +119,24 @@ def test_rows_in_lanes(sizes, gated):
             np.testing.assert_array_equal(in_place.run(*tokens), expected.run(*tokens), str(n))
 
 
+@pytest.mark.usefixtures("isa")
+def test_weights_under_many_rows_are_not_put_in_order():
+    ffns = Ffns.make(6, 1, 300, 130)
+    in_place = both(ffns, "float32", threads=1)[1]
+
+    def counts(n):
+        tokens = numbers(8, n, 300), np.zeros((n, 1), np.int32), numbers(10, n, 1)
+        return _core.metered(lambda: in_place.run(*tokens))[2::2]  # products, and panels filled
+
+    (n_half, filled), (n_whole, _), (_, filled_few) = counts(40), counts(47), counts(20)
+    if _core.isa() in ("scalar", "neon"):
+        assert filled > 2
+    else:
+        assert filled == 2  # the hidden states and the intermediate ones
+        assert n_half == n_whole  # half a panel of rows is metered too
+    assert filled_few > 2
+
+
 def offset(array, n_bytes):
     """The same values, n_bytes after a cache line's start."""
     memory = np.empty(array.nbytes + 128, np.uint8)

@@ -373,11 +373,12 @@ void clb_time_dispatch(const int32_t *ids, int n_tokens, int top_k, int n_expert
                        const clb_samples *s);
 void clb_time_expert(const clb_kernels *k, const clb_experts_job *job, int expert, const clb_samples *s);
 
-/* How long the calling thread was in linear_f32 and linear_in_place, and in fill_panels, clock reads included. */
+/* How long the calling thread was in linear_f32, linear_in_place and linear_eight, and in fill_panels, clock reads
+ * included. */
 typedef struct {
   int64_t linear_ns, linear_calls, fill_ns, fill_calls;
 } clb_meter;
-/* Returns k's kernels with a meter, set to 0, around those two; the table is good until the next start. */
+/* Returns k's kernels with a meter, set to 0, around those; the table is good until the next start. */
 const clb_kernels *clb_meter_start(const clb_kernels *k);
 clb_meter clb_meter_read(void);
 

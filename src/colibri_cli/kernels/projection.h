@@ -33,7 +33,6 @@ static inline int clb_quantised(clb_dtype dtype) { return dtype == CLB_I8 || dty
 
 /* In a gated expert's up projection, n_halves = 2, even panels are gate and odd panels up. */
 static inline int clb_column_of(const clb_projection *w, int panel) { return (panel >> (w->n_halves - 1)) * CLB_PANEL; }
-
 static inline int clb_half_of(const clb_projection *w, int panel) { return panel & (w->n_halves - 1); }
 
 static inline int clb_weight_bytes(const clb_projection *w) {

@@ -86,12 +86,21 @@ static void metered_in_place(const float *const *x, int n_rows, const char *cons
   meter.linear_calls++;
 }
 
+static void metered_eight(const float *const *weights, int n_outputs, int k, const char *x, ptrdiff_t x_stride,
+                          float *sums, ptrdiff_t lds) {
+  int64_t start = now();
+  metered->linear_eight(weights, n_outputs, k, x, x_stride, sums, lds);
+  meter.linear_ns += now() - start;
+  meter.linear_calls++;
+}
+
 const clb_kernels *clb_meter_start(const clb_kernels *k) {
   metered = k;
   metering = *k;
   metering.linear_f32 = metered_linear;
   metering.fill_panels = metered_fill;
   if (metered->linear_in_place) metering.linear_in_place = metered_in_place;
+  if (metered->linear_eight) metering.linear_eight = metered_eight;
   meter = (clb_meter){0};
   return &metering;
 }

@@ -141,7 +141,7 @@ static void check_widening(const clb_kernels *k) {
 /* Panels filled from rows, from columns, and from a gate's and an up projection's columns in turn are the packed ones,
  * and a chain that is cut goes on. Ends the program where that is not so. */
 static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_inputs) {
-  enum { OUTPUTS = 2 * CLB_PANEL };
+  enum { OUTPUTS = 2 * CLB_PANEL, EIGHT = 8 };
   int size = dtype == CLB_BF16 ? 2 : 4, cut = n_inputs / 2, alike = 1;
   float w[OUTPUTS][MOST_INPUTS], x[ROWS][MOST_INPUTS], init[OUTPUTS], whole[ROWS][OUTPUTS], parts[ROWS][OUTPUTS];
   char lying[3][OUTPUTS * MOST_INPUTS * 4 + 1], packed[OUTPUTS * MOST_INPUTS * 4], filled[OUTPUTS * MOST_INPUTS * 4];
@@ -185,10 +185,13 @@ static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, in
   linear(&rest, n_rows, &b, 2, NULL, &parts[0][0], OUTPUTS);
   alike &= memcmp(whole, parts, (size_t)n_rows * sizeof *whole) == 0;
   for (int r = 0; r < n_rows; r++) memcpy(parts[r], init, sizeof init);
-  for (int p = 0; p < OUTPUTS && dtype == CLB_F32 && k->linear_in_place; p += CLB_PANEL) {
-    const char *outputs[CLB_PANEL];
-    for (int j = 0; j < CLB_PANEL; j++) outputs[j] = lying[0] + 1 + (p + j) * n_inputs * size;
-    k->linear_in_place(rows, n_rows, outputs, n_inputs, lying[0], &parts[0][p], OUTPUTS);
+  for (int p = 0; p < OUTPUTS && dtype == CLB_F32 && k->linear_in_place; p += EIGHT) {
+    const char *outputs[EIGHT];
+    for (int j = 0; j < EIGHT; j++) outputs[j] = lying[0] + 1 + (p + j) * n_inputs * size;
+    for (int r = 0, n; r < n_rows; r += n) {
+      n = n_rows - r < CLB_IN_PLACE_ROWS ? n_rows - r : CLB_IN_PLACE_ROWS;
+      k->linear_in_place(rows + r, n, outputs, n_inputs, &parts[r][p], OUTPUTS);
+    }
   }
   if (dtype == CLB_F32 && k->linear_in_place) alike &= memcmp(whole, parts, (size_t)n_rows * sizeof *whole) == 0;
   if (!alike) {

@@ -3,7 +3,10 @@
 
 #include "projection.h"
 
-enum { FEW = 4 }; /* rows: fewer share a weight */
+enum {
+  FEW = 4,    /* rows: fewer share a weight */
+  OUTPUTS = 8 /* of linear_in_place */
+};
 
 int clb_in_columns(const clb_projection *w) { return w->place->in_place && w->place->input != clb_weight_bytes(w); }
 
@@ -57,28 +60,47 @@ static __attribute__((noinline)) void add_by_panels(const clb_kernels *k, const 
   }
 }
 
-/* Whether so few rows take weights as they lie: from memory that is quicker by up to two thirds, from a cache for one
- * and two rows alone no slower. bfloat16, whose chains are twice as long for its bytes, gains nothing. */
-static int directly(const clb_kernels *k, const clb_projection *w, int n_rows) {
-  enum { MOST = 2 };
-  return w->dtype == CLB_F32 && !clb_in_columns(w) && n_rows <= MOST && k->linear_in_place;
+int clb_in_runs(const clb_projection *w, int n_rows) {
+  return w->dtype == CLB_F32 && w->place->in_place && !clb_in_columns(w) && n_rows <= CLB_IN_PLACE_ROWS;
+}
+
+/* Eight outputs at a time, each from a run of its own: what a processor's prefetchers follow best is a few streams that
+ * go on for long (docs/decisions/0003). A column that a last, shorter run lacks is made as the first run's. */
+static void project_runs(const clb_kernels *k, const clb_projection *w, int panel, int n_panels,
+                         const clb_row_block *rows, float *c, ptrdiff_t ldc) {
+  const char *weights = panel_at(w, panel), *outputs[OUTPUTS];
+  int n = n_panels / w->n_halves * CLB_PANEL, n_left = w->n_outputs - clb_column_of(w, panel);
+  if (n > n_left) n = n_left;
+  int length = clb_blocks_of(n, OUTPUTS / w->n_halves);
+  clb_start_of(w, panel, n_panels, c);
+  for (int r = 1; r < rows->n; r++) memcpy(c + r * ldc, c, (size_t)n_panels * CLB_PANEL * sizeof *c);
+  for (int i = 0; i < length; i++) {
+    int at[OUTPUTS];
+    float sums[CLB_IN_PLACE_ROWS * OUTPUTS];
+    for (int lane = 0; lane < OUTPUTS; lane++) {
+      int half = lane & (w->n_halves - 1), column = lane / w->n_halves * length + i;
+      if (column >= n) column = i;
+      outputs[lane] = weights + half * w->place->up + column * w->place->output;
+      at[lane] = (column / CLB_PANEL * w->n_halves + half) * CLB_PANEL + column % CLB_PANEL;
+      for (int r = 0; r < rows->n; r++) sums[r * OUTPUTS + lane] = c[r * ldc + at[lane]];
+    }
+    k->linear_in_place(rows->x, rows->n, outputs, w->n_inputs, sums, OUTPUTS);
+    for (int r = 0; r < rows->n; r++)
+      for (int lane = 0; lane < OUTPUTS; lane++) c[r * ldc + at[lane]] = sums[r * OUTPUTS + lane];
+  }
 }
 
 void clb_project_in_place(const clb_kernels *k, const clb_projection *w, int panel, int n_panels,
                           const clb_row_block *rows, float *c, ptrdiff_t ldc) {
-  float init[CLB_UNIT * CLB_PANEL];
-  if (directly(k, w, rows->n)) {
-    clb_places at = clb_places_of(w, panel, n_panels);
-    clb_start_of(w, panel, n_panels, init);
-    for (int r = 0; r < rows->n; r++) memcpy(c + r * ldc, init, n_panels * CLB_PANEL * sizeof *c);
-    for (int p = 0; p < n_panels; p++)
-      k->linear_in_place(rows->x, rows->n, at.outputs + p * CLB_PANEL, w->n_inputs, at.next[p], c + p * CLB_PANEL, ldc);
+  if (k->linear_in_place && clb_in_runs(w, rows->n)) {
+    project_runs(k, w, panel, n_panels, rows, c, ldc);
     return;
   }
-  int n = !clb_in_columns(w) ? w->n_inputs : rows->n < FEW ? 16 : 256, group = clb_in_columns(w) ? CLB_UNIT : n_panels;
+  float init[CLB_UNIT * CLB_PANEL];
+  int n = !clb_in_columns(w) ? w->n_inputs : rows->n < FEW ? 16 : 256;
   for (int i = 0; i < w->n_inputs; i += n)
-    for (int p = 0; p < n_panels; p += group) {
-      int n_now = n_panels - p < group ? n_panels - p : group, end = w->n_inputs - i < n ? w->n_inputs : i + n;
+    for (int p = 0; p < n_panels; p += CLB_UNIT) {
+      int n_now = n_panels - p < CLB_UNIT ? n_panels - p : CLB_UNIT, end = w->n_inputs - i < n ? w->n_inputs : i + n;
       if (i == 0) clb_start_of(w, panel + p, n_now, init);
       add_by_panels(k, w, panel + p, n_now, rows, i, end, c + p * CLB_PANEL, ldc, i ? NULL : init);
     }

@@ -23,7 +23,6 @@
 #include "linear.h"
 #include "quant.h"
 #include "quantize.h"
-#include "in_place.h"
 
 #include "narrow.h"
 #include "peak.h"
@@ -50,6 +49,7 @@ OF_AVX2(transpose_f32);
 OF_AVX2(pack_group);
 OF_AVX2(fill_panels);
 OF_AVX2(widen_f16);
+OF_AVX2(linear_in_place);
 OF_AVX2(linear_eight);
 OF_AVX2(accumulate_f32);
 OF_AVX2(softmax_f32);
@@ -70,7 +70,7 @@ OF_AVX2(gate_f32);
    clb_pack_group_avx2,             \
    clb_fill_panels_avx2,            \
    clb_widen_f16_avx2,              \
-   KERNEL(linear_in_place),         \
+   clb_linear_in_place_avx2,        \
    clb_linear_eight_avx2,           \
    KERNEL(activate_f32),            \
    KERNEL(narrow_f32),              \

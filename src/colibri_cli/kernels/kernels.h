@@ -19,6 +19,7 @@ enum {
   CLB_ROW_BLOCK = 96,              /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
   CLB_STATES = 11 * CLB_ROW_BLOCK, /* slots whose intermediate states are held at once */
   CLB_STREAM_AHEAD = 16384,        /* bytes by which a pass over weights asks for them ahead */
+  CLB_IN_PLACE_ROWS = 5,           /* rows that linear_in_place has registers for */
   CLB_UNIT = 4,                    /* panels that one row streams at once: enough chains to hide the FMA's latency */
   CLB_MAX_SEGMENTS = 64            /* inputs that one chain may be made of */
 };
@@ -130,10 +131,10 @@ typedef struct {
    * of the same memory. */
   void (*widen_f16)(const uint16_t *halves, int n_rows, float *rows);
 
-  /* Goes on with c by all k inputs of one panel of float32, which lie as for fill_panels, each output's side by side;
-   * quicker than panels for few rows. NULL: not here. next is where memory begins that is wanted soon, as there. */
-  void (*linear_in_place)(const float *const *x, int n_rows, const char *const *outputs, int k, const char *next,
-                          float *c, ptrdiff_t ldc);
+  /* Goes on with c[r][0..8) by all k inputs of eight outputs of float32, which lie as for fill_panels, each output's
+   * side by side; n_rows <= CLB_IN_PLACE_ROWS. NULL: not here. */
+  void (*linear_in_place)(const float *const *x, int n_rows, const char *const *outputs, int k, float *c,
+                          ptrdiff_t ldc);
 
   /* Goes on with sums[o][0..8) by all k inputs of n_outputs float32 weights, a multiple of 8, over eight lanes of x,
    * which has as many at every x_stride bytes. What linear_f32 does with half a panel. NULL: not here. */

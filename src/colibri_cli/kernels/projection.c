@@ -70,7 +70,8 @@ static int runs_for(const clb_projection *w, int n_rows) {
 
 /* Panels that one run takes at once: a single row streams several, more rows find their chains in one or two. */
 static int panels_at_once(const clb_projection *w, int n_rows) {
-  if (clb_in_columns(w)) return n_rows < CLB_ROW_BLOCK ? CLB_ROW_BLOCK / n_rows * CLB_UNIT : CLB_UNIT;
+  if (clb_in_columns(w) || clb_in_runs(w, n_rows))
+    return n_rows < CLB_ROW_BLOCK ? CLB_ROW_BLOCK / n_rows * CLB_UNIT : CLB_UNIT;
   return n_rows == 1 || clb_quantised(w->dtype) ? CLB_UNIT : 2;
 }
 

@@ -65,6 +65,10 @@ clb_places clb_places_of(const clb_projection *w, int panel, int n_panels);
  * before the next rows. */
 int clb_in_columns(const clb_projection *w);
 
+/* Whether so few rows take weights as they lie, from runs of outputs that are the longer the more panels are made at
+ * once. bfloat16, whose chains are twice as long for its bytes, would gain nothing. */
+int clb_in_runs(const clb_projection *w, int n_rows);
+
 /* c[r][...] = n_panels from panel. */
 void clb_project_in_place(const clb_kernels *k, const clb_projection *w, int panel, int n_panels,
                           const clb_row_block *rows, float *c, ptrdiff_t ldc);

@@ -50,32 +50,6 @@ static inline void vf_load_bf16(const void *p, vf row[1]) {
   row[0] = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, column, words));
 }
 
-static inline __attribute__((always_inline)) void vf_transpose(vf r[LANES]) {
-  vf a[LANES], b[LANES];
-  UNROLL
-  for (int i = 0; i < LANES; i += 2) { /* within 128 bits: two rows, then four */
-    a[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    a[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-  UNROLL
-  for (int i = 0; i < LANES; i += 4) {
-    b[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
-    b[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xee);
-    b[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
-    b[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xee);
-  }
-  UNROLL
-  for (int i = 0; i < 4; i++) { /* then whole 128 bits: of eight rows, and of all */
-    vf low = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88), high = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd);
-    vf low_2 = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88),
-       high_2 = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xdd);
-    r[i] = _mm512_shuffle_f32x4(low, low_2, 0x88);
-    r[i + 8] = _mm512_shuffle_f32x4(low, low_2, 0xdd);
-    r[i + 4] = _mm512_shuffle_f32x4(high, high_2, 0x88);
-    r[i + 12] = _mm512_shuffle_f32x4(high, high_2, 0xdd);
-  }
-}
-
 static inline __m512i broadcast_4_bytes(const char *p) {
   int32_t word;
   memcpy(&word, p, sizeof word);

@@ -78,10 +78,10 @@ static void metered_fill(clb_dtype dtype, const char *const *outputs, int n_pane
   meter.fill_calls++;
 }
 
-static void metered_in_place(const float *const *x, int n_rows, const char *const *outputs, int k, const char *next,
-                             float *c, ptrdiff_t ldc) {
+static void metered_in_place(const float *const *x, int n_rows, const char *const *outputs, int k, float *c,
+                             ptrdiff_t ldc) {
   int64_t start = now();
-  metered->linear_in_place(x, n_rows, outputs, k, next, c, ldc);
+  metered->linear_in_place(x, n_rows, outputs, k, c, ldc);
   meter.linear_ns += now() - start;
   meter.linear_calls++;
 }

@@ -185,15 +185,16 @@ static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, in
   linear(&rest, n_rows, &b, 2, NULL, &parts[0][0], OUTPUTS);
   alike &= memcmp(whole, parts, (size_t)n_rows * sizeof *whole) == 0;
   for (int r = 0; r < n_rows; r++) memcpy(parts[r], init, sizeof init);
-  for (int p = 0; p < OUTPUTS && dtype == CLB_F32 && k->linear_in_place; p += EIGHT) {
+  clb_linear_in_place in_place = dtype == CLB_BF16 ? k->linear_in_place_bf16 : k->linear_in_place_f32;
+  for (int p = 0; p < OUTPUTS && in_place; p += EIGHT) {
     const char *outputs[EIGHT];
     for (int j = 0; j < EIGHT; j++) outputs[j] = lying[0] + 1 + (p + j) * n_inputs * size;
     for (int r = 0, n; r < n_rows; r += n) {
-      n = n_rows - r < CLB_IN_PLACE_ROWS ? n_rows - r : CLB_IN_PLACE_ROWS;
-      k->linear_in_place(rows + r, n, outputs, n_inputs, &parts[r][p], OUTPUTS);
+      n = n_rows - r < CLB_IN_PLACE_ROWS ? 1 : CLB_IN_PLACE_ROWS;
+      in_place(rows + r, n, outputs, n_inputs, &parts[r][p], OUTPUTS);
     }
   }
-  if (dtype == CLB_F32 && k->linear_in_place) alike &= memcmp(whole, parts, (size_t)n_rows * sizeof *whole) == 0;
+  if (in_place) alike &= memcmp(whole, parts, (size_t)n_rows * sizeof *whole) == 0;
   if (!alike) {
     fprintf(stderr, "%s, dtype %d, %d rows, %d inputs: not the packed bits\n", k->isa, dtype, n_rows, n_inputs);
     exit(1);

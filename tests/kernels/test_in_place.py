@@ -107,6 +107,20 @@ def test_threads_share_one_expert(sizes, layout, transposed, dtype):
 
 
 @pytest.mark.usefixtures("isa")
+@every_dtype
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("sizes", [(1, 1), (7, 17), (33, 47), (523, 597)])
+def test_few_rows_read_weights_in_runs(sizes, gated, dtype):
+    ffns = Ffns.make(7, 2, *sizes, gated=gated)
+    expected = both(ffns, dtype, threads=1)[0]
+    for threads, layout in ((1, "concatenated"), (3, "interleaved")):
+        in_place = both(ffns, dtype, layout, threads=threads)[1]
+        for n in (1, 2, 3, 4, 5, 97):
+            tokens = numbers(8, n, sizes[0]), np.ones((n, 1), np.int32), numbers(10, n, 1)
+            np.testing.assert_array_equal(in_place.run(*tokens), expected.run(*tokens), str(n))
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("sizes", [(1, 1), (33, 47), (300, 130)])
 def test_rows_in_lanes(sizes, gated):

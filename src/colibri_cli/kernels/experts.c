@@ -122,7 +122,7 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
     clb_row_block rows;
     n_rows = fewer(slots.end - slots.first, in_lanes ? CLB_ROW_BLOCK : slots.end);
     for (int done = 0; panel + done < end; done += b.n_runs * b.n) {
-      b = clb_block_after(&w, n_rows, panel, end, done);
+      b = clb_block_after(k, &w, n_rows, panel, end, done);
       int ldt = b.n_runs * b.n * CLB_PANEL;
       for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
         float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
@@ -167,7 +167,7 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
   int first = slots.first, n_rows = slots.end - first;
   clb_block b;
   for (int done = 0; panel + done < end; done += b.n_runs * b.n) {
-    b = clb_block_after(&w, n_rows, panel, end, done);
+    b = clb_block_after(k, &w, n_rows, panel, end, done);
     int ldt = b.n_runs * b.n * CLB_PANEL;
     for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
       float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];

@@ -60,8 +60,17 @@ static __attribute__((noinline)) void add_by_panels(const clb_kernels *k, const 
   }
 }
 
-int clb_in_runs(const clb_projection *w, int n_rows) {
-  return w->dtype == CLB_F32 && w->place->in_place && !clb_in_columns(w) && n_rows <= CLB_IN_PLACE_ROWS;
+static clb_linear_in_place kernel_of(const clb_kernels *k, const clb_projection *w) {
+  return w->dtype == CLB_F32 ? k->linear_in_place_f32 : w->dtype == CLB_BF16 ? k->linear_in_place_bf16 : NULL;
+}
+
+/* bfloat16's chains are twice as long for its bytes: from an L2 cache panels, which have more chains at once, are
+ * quicker. */
+int clb_in_runs(const clb_kernels *k, const clb_projection *w, int n_rows) {
+  enum { OF_A_CACHE = 1 << 19 };
+  if (n_rows > CLB_IN_PLACE_ROWS || !w->place->in_place || clb_in_columns(w) || !kernel_of(k, w)) return 0;
+  ptrdiff_t bytes = (ptrdiff_t)w->n_halves * w->n_outputs * w->n_inputs * clb_weight_bytes(w);
+  return w->dtype == CLB_F32 || bytes >= OF_A_CACHE;
 }
 
 /* Eight outputs at a time, each from a run of its own: what a processor's prefetchers follow best is a few streams that
@@ -72,11 +81,14 @@ static void project_runs(const clb_kernels *k, const clb_projection *w, int pane
   int n = n_panels / w->n_halves * CLB_PANEL, n_left = w->n_outputs - clb_column_of(w, panel);
   if (n > n_left) n = n_left;
   int length = clb_blocks_of(n, OUTPUTS / w->n_halves);
+  int n_rows = rows->n == 1 ? 1 : CLB_IN_PLACE_ROWS;
+  const float *x[CLB_IN_PLACE_ROWS];
+  float sums[CLB_IN_PLACE_ROWS * OUTPUTS] = {0};
+  for (int r = 0; r < n_rows; r++) x[r] = rows->x[r < rows->n ? r : 0]; /* what is too many is made for nothing */
   clb_start_of(w, panel, n_panels, c);
   for (int r = 1; r < rows->n; r++) memcpy(c + r * ldc, c, (size_t)n_panels * CLB_PANEL * sizeof *c);
   for (int i = 0; i < length; i++) {
     int at[OUTPUTS];
-    float sums[CLB_IN_PLACE_ROWS * OUTPUTS];
     for (int lane = 0; lane < OUTPUTS; lane++) {
       int half = lane & (w->n_halves - 1), column = lane / w->n_halves * length + i;
       if (column >= n) column = i;
@@ -84,7 +96,7 @@ static void project_runs(const clb_kernels *k, const clb_projection *w, int pane
       at[lane] = (column / CLB_PANEL * w->n_halves + half) * CLB_PANEL + column % CLB_PANEL;
       for (int r = 0; r < rows->n; r++) sums[r * OUTPUTS + lane] = c[r * ldc + at[lane]];
     }
-    k->linear_in_place(rows->x, rows->n, outputs, w->n_inputs, sums, OUTPUTS);
+    kernel_of(k, w)(x, n_rows, outputs, w->n_inputs, sums, OUTPUTS);
     for (int r = 0; r < rows->n; r++)
       for (int lane = 0; lane < OUTPUTS; lane++) c[r * ldc + at[lane]] = sums[r * OUTPUTS + lane];
   }
@@ -92,7 +104,7 @@ static void project_runs(const clb_kernels *k, const clb_projection *w, int pane
 
 void clb_project_in_place(const clb_kernels *k, const clb_projection *w, int panel, int n_panels,
                           const clb_row_block *rows, float *c, ptrdiff_t ldc) {
-  if (k->linear_in_place && clb_in_runs(w, rows->n)) {
+  if (clb_in_runs(k, w, rows->n)) {
     project_runs(k, w, panel, n_panels, rows, c, ldc);
     return;
   }

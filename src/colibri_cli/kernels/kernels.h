@@ -19,7 +19,7 @@ enum {
   CLB_ROW_BLOCK = 96,              /* rows that one pass over a panel serves; 96 rows of 2048 floats fit an L2 cache */
   CLB_STATES = 11 * CLB_ROW_BLOCK, /* slots whose intermediate states are held at once */
   CLB_STREAM_AHEAD = 16384,        /* bytes by which a pass over weights asks for them ahead */
-  CLB_IN_PLACE_ROWS = 5,           /* rows that linear_in_place has registers for */
+  CLB_IN_PLACE_ROWS = 4,           /* rows that linear_in_place serves at once, if not one */
   CLB_UNIT = 4,                    /* panels that one row streams at once: enough chains to hide the FMA's latency */
   CLB_MAX_SEGMENTS = 64            /* inputs that one chain may be made of */
 };
@@ -95,6 +95,9 @@ typedef struct {
 typedef void (*clb_linear)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init,
                            float *c, ptrdiff_t ldc);
 
+typedef void (*clb_linear_in_place)(const float *const *x, int n_rows, const char *const *outputs, int k, float *c,
+                                    ptrdiff_t ldc);
+
 /* One instruction set's kernels. */
 typedef struct {
   const char *isa;
@@ -131,10 +134,9 @@ typedef struct {
    * of the same memory. */
   void (*widen_f16)(const uint16_t *halves, int n_rows, float *rows);
 
-  /* Goes on with c[r][0..8) by all k inputs of eight outputs of float32, which lie as for fill_panels, each output's
-   * side by side; n_rows <= CLB_IN_PLACE_ROWS. NULL: not here. */
-  void (*linear_in_place)(const float *const *x, int n_rows, const char *const *outputs, int k, float *c,
-                          ptrdiff_t ldc);
+  /* Goes on with c[r][0..8) by all k inputs of eight outputs, which lie as for fill_panels, each output's side by
+   * side; n_rows is 1 or CLB_IN_PLACE_ROWS. NULL: not here. */
+  clb_linear_in_place linear_in_place_f32, linear_in_place_bf16;
 
   /* Goes on with sums[o][0..8) by all k inputs of n_outputs float32 weights, a multiple of 8, over eight lanes of x,
    * which has as many at every x_stride bytes. What linear_f32 does with half a panel. NULL: not here. */
@@ -374,7 +376,7 @@ void clb_time_dispatch(const int32_t *ids, int n_tokens, int top_k, int n_expert
                        const clb_samples *s);
 void clb_time_expert(const clb_kernels *k, const clb_experts_job *job, int expert, const clb_samples *s);
 
-/* How long the calling thread was in linear_f32, linear_in_place and linear_eight, and in fill_panels, clock reads
+/* How long the calling thread was in linear_f32, linear_in_place_f32 and linear_eight, and in fill_panels, clock reads
  * included. */
 typedef struct {
   int64_t linear_ns, linear_calls, fill_ns, fill_calls;

@@ -21,10 +21,10 @@
 #include "eight.h"
 #include "in_place.h"
 #define LINEAR_EIGHT KERNEL(linear_eight)
-#define LINEAR_IN_PLACE KERNEL(linear_in_place)
+#define LINEAR_IN_PLACE KERNEL(linear_in_place_f32), KERNEL(linear_in_place_bf16)
 #else
 #define LINEAR_EIGHT NULL
-#define LINEAR_IN_PLACE NULL
+#define LINEAR_IN_PLACE NULL, NULL
 #endif
 
 #include "quant.h"

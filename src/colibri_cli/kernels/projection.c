@@ -69,17 +69,17 @@ static int runs_for(const clb_projection *w, int n_rows) {
 }
 
 /* Panels that one run takes at once: a single row streams several, more rows find their chains in one or two. */
-static int panels_at_once(const clb_projection *w, int n_rows) {
-  if (clb_in_columns(w) || clb_in_runs(w, n_rows))
+static int panels_at_once(const clb_kernels *k, const clb_projection *w, int n_rows) {
+  if (clb_in_columns(w) || clb_in_runs(k, w, n_rows))
     return n_rows < CLB_ROW_BLOCK ? CLB_ROW_BLOCK / n_rows * CLB_UNIT : CLB_UNIT;
   return n_rows == 1 || clb_quantised(w->dtype) ? CLB_UNIT : 2;
 }
 
 /* What comes when `done` of the panels from first to end - 1 have been made; what does not fill the runs is last. */
-clb_block clb_block_after(const clb_projection *w, int n_rows, int first, int end, int done) {
+clb_block clb_block_after(const clb_kernels *k, const clb_projection *w, int n_rows, int first, int end, int done) {
   int n_runs = runs_for(w, n_rows), length = (end - first) / (n_runs * w->n_halves) * w->n_halves;
   if (n_runs > 1 && done < n_runs * length) return (clb_block){first + done / n_runs, n_runs, w->n_halves, length};
-  int left = end - first - done, most = panels_at_once(w, n_rows);
+  int left = end - first - done, most = panels_at_once(k, w, n_rows);
   return (clb_block){first + done, 1, left < most ? left : most, 0};
 }
 

@@ -40,7 +40,7 @@ static inline int clb_weight_bytes(const clb_projection *w) {
 }
 
 /* What comes when `done` of the panels from first to end - 1 have been made. */
-clb_block clb_block_after(const clb_projection *w, int n_rows, int first, int end, int done);
+clb_block clb_block_after(const clb_kernels *k, const clb_projection *w, int n_rows, int first, int end, int done);
 
 /* c[r][...] = a block's panels, run after run. */
 void clb_project(const clb_kernels *k, const clb_projection *w, const clb_block *b, const clb_row_block *rows, float *c,
@@ -66,8 +66,8 @@ clb_places clb_places_of(const clb_projection *w, int panel, int n_panels);
 int clb_in_columns(const clb_projection *w);
 
 /* Whether so few rows take weights as they lie, from runs of outputs that are the longer the more panels are made at
- * once. bfloat16, whose chains are twice as long for its bytes, would gain nothing. */
-int clb_in_runs(const clb_projection *w, int n_rows);
+ * once. */
+int clb_in_runs(const clb_kernels *k, const clb_projection *w, int n_rows);
 
 /* c[r][...] = n_panels from panel. */
 void clb_project_in_place(const clb_kernels *k, const clb_projection *w, int panel, int n_panels,

@@ -48,12 +48,14 @@ static inline vm vi_odd(vi n) { return _mm256_castsi256_ps(_mm256_slli_epi32(n, 
 static inline vf vf_scale(vf x, vi n) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(n, 23)));
 }
-/* A panel row of bfloat16 as vectors of columns: CLB_BF16's order in kernels.h. */
-static inline void vf_load_bf16(const void *p, vf row[2]) {
-  __m256i pairs = _mm256_loadu_si256(p);
-  row[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-  row[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
+/* The low halves of 32-bit words, and the high ones, as bfloat16. */
+static inline void vf_widen_bf16(vf words, vf halves[2]) {
+  __m256i pairs = _mm256_castps_si256(words);
+  halves[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+  halves[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
 }
+/* A panel row of bfloat16 as vectors of columns: CLB_BF16's order in kernels.h. */
+static inline void vf_load_bf16(const void *p, vf row[2]) { vf_widen_bf16(vf_load(p), row); }
 static inline void vf_widen_row(const uint16_t *halves, float *row) { /* even halves are the first eight columns */
   const __m256i even_odd = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12,
                                             13, 2, 3, 6, 7, 10, 11, 14, 15);

@@ -81,7 +81,7 @@ static void metered_fill(clb_dtype dtype, const char *const *outputs, int n_pane
 static void metered_in_place(const float *const *x, int n_rows, const char *const *outputs, int k, float *c,
                              ptrdiff_t ldc) {
   int64_t start = now();
-  metered->linear_in_place(x, n_rows, outputs, k, c, ldc);
+  metered->linear_in_place_f32(x, n_rows, outputs, k, c, ldc);
   meter.linear_ns += now() - start;
   meter.linear_calls++;
 }
@@ -99,7 +99,7 @@ const clb_kernels *clb_meter_start(const clb_kernels *k) {
   metering = *k;
   metering.linear_f32 = metered_linear;
   metering.fill_panels = metered_fill;
-  if (metered->linear_in_place) metering.linear_in_place = metered_in_place;
+  if (metered->linear_in_place_f32) metering.linear_in_place_f32 = metered_in_place;
   if (metered->linear_eight) metering.linear_eight = metered_eight;
   meter = (clb_meter){0};
   return &metering;

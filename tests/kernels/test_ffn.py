@@ -47,6 +47,17 @@ def test_every_bit_when_threads_share_one_expert(sizes, gated):
         np.testing.assert_array_equal(Experts.from_arrays(**ffns.arrays(), threads=threads).run(*batch), expected)
 
 
+@pytest.mark.parametrize("tokens", [6, 7, 8, 11, 33, 97])
+@pytest.mark.parametrize(("hidden", "inter"), [(255, 256), (257, 19), (38, 513), (770, 70)])
+def test_every_bit_of_inputs_in_blocks(hidden, inter, tokens):  # of 256, where many rows share them
+    ffns = Ffns.make(1, 2, hidden, inter, activation="relu")
+    x, ids, weights = numbers(2, tokens, hidden), np.ones((tokens, 1), np.int32), numbers(3, tokens, 1)
+    expected = ffns.bits(x, ids, weights)
+    for threads in (1, 3):
+        experts = Experts.from_arrays(**ffns.arrays(), threads=threads)
+        np.testing.assert_array_equal(experts.run(x, ids, weights), expected)
+
+
 # More slots than states are held at once (1056): experts that share them, that have them alone, that have more.
 CROWDS = {
     "share": lambda t, k: (t + k) % 5,

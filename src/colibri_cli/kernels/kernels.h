@@ -101,6 +101,7 @@ typedef void (*clb_linear_in_place)(const float *const *x, int n_rows, const cha
 /* One instruction set's kernels. */
 typedef struct {
   const char *isa;
+  int inputs_at_once; /* of packed float32 panels, where many rows share them; 0: all */
 
   clb_linear linear_f32, linear_bf16, linear_i8, linear_i4;
 

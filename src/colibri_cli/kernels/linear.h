@@ -2,7 +2,7 @@
 
 enum {
   VECTORS = CLB_PANEL / LANES, /* vectors in one row of a panel */
-  ROW_TILE = SINGLE_TILE > PAIR_TILE ? SINGLE_TILE : PAIR_TILE
+  ROW_TILE = 6                 /* the most rows of a tile of any instruction set */
 };
 
 static inline __attribute__((always_inline)) void load_panel_row(clb_dtype dtype, const void *w, vf *row) {
@@ -20,11 +20,30 @@ typedef struct {
   ptrdiff_t apart, step;
 } request;
 
+/* One input's part of a tile, which asks for a place of each panel's. */
+static inline __attribute__((always_inline)) void step(clb_dtype dtype, const float *const *x, ptrdiff_t i, int n_rows,
+                                                       const char *w, ptrdiff_t panel_stride, int n_panels,
+                                                       const char *ask, ptrdiff_t apart, vf acc[][CLB_UNIT * VECTORS]) {
+  vf w_i[CLB_UNIT * VECTORS];
+  UNROLL
+  for (int p = 0; LANES > 1 && p < n_panels; p++) __builtin_prefetch(ask + p * apart, 0, 2);
+  UNROLL
+  for (int p = 0; p < n_panels; p++) load_panel_row(dtype, w + p * panel_stride, w_i + p * VECTORS);
+  UNROLL
+  for (int r = 0; r < n_rows; r++) {
+    vf x_ri = vf_set1(x[r][i]);
+    UNROLL
+    for (int v = 0; v < n_panels * VECTORS; v++) acc[r][v] = vf_fma(x_ri, w_i[v], acc[r][v]);
+  }
+}
+
 /* n_rows x n_panels outputs held in registers over the whole chain; both counts are compile-time constants in every
- * use, so the loops over them vanish. Every step asks for a place of each panel's. */
+ * use, so the loops over them vanish. */
 static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const clb_input *a, int row, int n_rows,
                                                        const clb_panels *b, int panel, int n_panels, request ask,
                                                        const float *init, ptrdiff_t ldi, float *c, ptrdiff_t ldc) {
+  const ptrdiff_t row_bytes = CLB_PANEL * (dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float));
+  const int unrolled = LANES == 8 && n_rows >= (dtype == CLB_F32 ? 4 : 5);
   vf acc[ROW_TILE][CLB_UNIT * VECTORS];
   UNROLL
   for (int r = 0; r < n_rows; r++) {
@@ -38,19 +57,14 @@ static inline __attribute__((always_inline)) void tile(clb_dtype dtype, const cl
     UNROLL
     for (int r = 0; r < n_rows; r++) x[r] = rows[r];
     const char *w = (const char *)b->data + s * b->segment_stride + panel * b->panel_stride;
-    for (ptrdiff_t i = 0, k = a->k; i < k; i++, w += b->row_stride, ask.from += ask.step) {
-      vf w_i[CLB_UNIT * VECTORS];
-      UNROLL
-      for (int p = 0; LANES > 1 && p < n_panels; p++) __builtin_prefetch(ask.from + p * ask.apart, 0, 2);
-      UNROLL
-      for (int p = 0; p < n_panels; p++) load_panel_row(dtype, w + p * b->panel_stride, w_i + p * VECTORS);
-      UNROLL
-      for (int r = 0; r < n_rows; r++) {
-        vf x_ri = vf_set1(x[r][i]);
-        UNROLL
-        for (int v = 0; v < n_panels * VECTORS; v++) acc[r][v] = vf_fma(x_ri, w_i[v], acc[r][v]);
-      }
+    ptrdiff_t i = 0, k = a->k;
+    if (unrolled && b->row_stride == row_bytes) { /* another thread on the core leaves few instructions a cycle */
+#pragma GCC unroll 2
+      for (; i < k; i++, w += row_bytes, ask.from += ask.step)
+        step(dtype, x, i, n_rows, w, b->panel_stride, n_panels, ask.from, ask.apart, acc);
     }
+    for (; i < k; i++, w += b->row_stride, ask.from += ask.step)
+      step(dtype, x, i, n_rows, w, b->panel_stride, n_panels, ask.from, ask.apart, acc);
   }
 
   UNROLL
@@ -74,8 +88,9 @@ static inline __attribute__((always_inline)) void tiles(clb_dtype dtype, const c
   init += panel * CLB_PANEL, c += panel * CLB_PANEL;
   for (int row = 0, n; row < n_rows; row += n) {
     int left = n_rows - row;
-    /* 7 to 11 rows go as two even halves: 4 + 4 keeps more chains in flight than 6 + 2. */
-    n = left >= 2 * most ? most : left > most ? (left + 1) / 2 : left;
+    /* As even as may be: 4 + 4 keeps more chains in flight than 6 + 2. */
+    int n_tiles = (left + most - 1) / most;
+    n = (left + n_tiles - 1) / n_tiles;
     /* The first tile asks for what it comes to next, the last for the panels after these: either alone leaves memory
      * waiting. The hardware's prefetcher serves one tile better alone, where it has several panels or one row. */
     int alone = n == n_rows && (dtype == CLB_BF16 ? n == 1 : n_panels > 1);

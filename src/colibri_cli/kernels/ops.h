@@ -39,6 +39,7 @@
 
 const clb_kernels CLB_JOIN(clb_kernels_, CLB_ISA) = {
     CLB_STRING(CLB_ISA),
+    LANES == 8 ? 256 : 0, /* half an L1 cache; with fewer lanes not measured yet */
     KERNEL(linear_f32),
     KERNEL(linear_bf16),
     KERNEL(linear_i8),

@@ -68,11 +68,21 @@ static int runs_for(const clb_projection *w, int n_rows) {
   return n_rows > most ? 1 : n_rows == 1 ? CLB_UNIT : 2;
 }
 
-/* Panels that one run takes at once: a single row streams several, more rows find their chains in one or two. */
+/* Inputs of packed panels that rows are taken over at once. For many rows as many as stay in the L1 cache, while rows
+ * come from the L2 cache and their tiles ask for the panel that is next. */
+static int inputs_at_once(const clb_kernels *k, const clb_projection *w, int n_rows) {
+  enum { MANY = 7 };
+  int n = w->dtype == CLB_F32 && n_rows >= MANY ? k->inputs_at_once : 0;
+  return n ? n : w->n_inputs;
+}
+
+/* Panels that one run takes at once: a single row streams several, more rows find their chains in one or two, and come
+ * to several while they are in the L2 cache. */
 static int panels_at_once(const clb_kernels *k, const clb_projection *w, int n_rows) {
   if (clb_in_columns(w) || clb_in_runs(k, w, n_rows))
     return n_rows < CLB_ROW_BLOCK ? CLB_ROW_BLOCK / n_rows * CLB_UNIT : CLB_UNIT;
-  return n_rows == 1 || clb_quantised(w->dtype) ? CLB_UNIT : 2;
+  int in_blocks = !w->place->in_place && inputs_at_once(k, w, n_rows) < w->n_inputs;
+  return n_rows == 1 || clb_quantised(w->dtype) || in_blocks ? CLB_UNIT : 2;
 }
 
 /* What comes when `done` of the panels from first to end - 1 have been made; what does not fill the runs is last. */
@@ -88,14 +98,23 @@ static __attribute__((noinline)) void project_packed(const clb_kernels *k, const
                                                      int n_panels, int apart, const clb_row_block *rows, float *c,
                                                      ptrdiff_t ldc) {
   float init[CLB_UNIT * CLB_PANEL];
+  const char *next[CLB_UNIT];
   ptrdiff_t bytes = (ptrdiff_t)clb_panel_bytes(w->dtype, w->n_inputs);
-  clb_panels b = {.data = w->weights + first * bytes,
-                  .panel_stride = apart * bytes,
+  const char *weights = w->weights + first * bytes;
+  int n = inputs_at_once(k, w, rows->n);
+  clb_panels b = {.panel_stride = apart * bytes,
                   .row_stride = CLB_PANEL * clb_weight_bytes(w),
                   .bases = w->bases ? w->bases + first : NULL,
-                  .streamed = 1};
+                  .streamed = 1,
+                  .next = n < w->n_inputs ? next : NULL};
   for (int p = 0; p < n_panels; p++) clb_start_of(w, first + p * apart, 1, init + p * CLB_PANEL);
-  clb_linear_rows(k, w->dtype, rows, 0, w->n_inputs, &b, n_panels, init, c, ldc);
+  for (int i = 0, left = w->n_inputs; left > 0; i += n, left -= n) {
+    const char *at = weights + i * b.row_stride;
+    for (int p = 0; p + 1 < n_panels; p++) next[p] = at + (p + 1) * bytes;
+    next[n_panels - 1] = left > n ? at + n * b.row_stride : weights + n_panels * bytes;
+    b.data = at;
+    clb_linear_rows(k, w->dtype, rows, i, n < left ? n : left, &b, n_panels, i ? NULL : init, c, ldc);
+  }
 }
 
 /* c[r][...] = a block's panels, run after run. */

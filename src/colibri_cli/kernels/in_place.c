@@ -85,7 +85,7 @@ static void project_runs(const clb_kernels *k, const clb_projection *w, int pane
   const float *x[CLB_IN_PLACE_ROWS];
   float sums[CLB_IN_PLACE_ROWS * OUTPUTS] = {0};
   for (int r = 0; r < n_rows; r++) x[r] = rows->x[r < rows->n ? r : 0]; /* what is too many is made for nothing */
-  clb_start_of(w, panel, n_panels, c);
+  clb_start_of(w, panel, n_panels, 1, c);
   for (int r = 1; r < rows->n; r++) memcpy(c + r * ldc, c, (size_t)n_panels * CLB_PANEL * sizeof *c);
   for (int i = 0; i < length; i++) {
     int at[OUTPUTS];
@@ -113,7 +113,7 @@ void clb_project_in_place(const clb_kernels *k, const clb_projection *w, int pan
   for (int i = 0; i < w->n_inputs; i += n)
     for (int p = 0; p < n_panels; p += CLB_UNIT) {
       int n_now = n_panels - p < CLB_UNIT ? n_panels - p : CLB_UNIT, end = w->n_inputs - i < n ? w->n_inputs : i + n;
-      if (i == 0) clb_start_of(w, panel + p, n_now, init);
+      if (i == 0) clb_start_of(w, panel + p, n_now, 1, init);
       add_by_panels(k, w, panel + p, n_now, rows, i, end, c + p * CLB_PANEL, ldc, i ? NULL : init);
     }
 }

@@ -14,11 +14,25 @@ static __attribute__((noinline, noclone)) void chain_elements(int size, const fl
   }
 }
 
-/* Goes as far as squares do and returns how far. size and n_rows are compile-time constants in every use. Each input
- * goes to all rows' chains in turn, which do not wait for each other. */
+/* Goes on with all rows' chains, which do not wait for each other, by a word of each output, inputs from i on. */
+static inline __attribute__((always_inline)) void chain_word(int halves, vf word, const float *const *x, int n_rows,
+                                                             int i, vf *acc) {
+  vf inputs[2] = {word};
+  if (halves > 1) vf_widen_bf16(word, inputs);
+  UNROLL
+  for (int h = 0; h < halves; h++) {
+    UNROLL
+    for (int r = 0; r < n_rows; r++) acc[r] = vf_fma(vf_set1(x[r][i + h]), inputs[h], acc[r]);
+  }
+}
+
+/* Goes as far as squares do and returns how far. size and n_rows are compile-time constants in every use. The fewer
+ * instructions, the more of what memory is asked for a processor sees ahead: unrolled, one row reads 1.2 times as much
+ * a second; more rows would take twice the code for a few percent. */
 static inline __attribute__((always_inline)) int chain_squares(int size, const float *const *x, int n_rows,
                                                                const char *const *outputs, int k, float *c,
                                                                ptrdiff_t ldc) {
+  enum { AHEAD = 512 }; /* bytes; 256 are as good, none 3 % worse, 1,024 more so */
   int i = 0, halves = (int)sizeof(float) / size, step = LANES * halves;
   vf acc[CLB_IN_PLACE_ROWS];
   UNROLL
@@ -26,17 +40,18 @@ static inline __attribute__((always_inline)) int chain_squares(int size, const f
   for (; i + step <= k; i += step) {
     vf w[LANES];
     UNROLL
-    for (int o = 0; o < LANES; o++) w[o] = vf_load((const float *)(outputs[o] + (ptrdiff_t)i * size));
+    for (int o = 0; o < LANES; o++) {
+      const char *at = outputs[o] + (ptrdiff_t)i * size;
+      if (n_rows == 1 && halves == 1) __builtin_prefetch(at + AHEAD);
+      w[o] = vf_load((const float *)at);
+    }
     vf_transpose(w);
-#pragma GCC unroll 1
-    for (int l = 0; l < LANES; l++) { /* unrolled: twice the code, a few percent */
-      vf inputs[2] = {w[l]};
-      if (halves > 1) vf_widen_bf16(w[l], inputs);
+    if (n_rows == 1) {
       UNROLL
-      for (int h = 0; h < halves; h++) {
-        UNROLL
-        for (int r = 0; r < n_rows; r++) acc[r] = vf_fma(vf_set1(x[r][i + halves * l + h]), inputs[h], acc[r]);
-      }
+      for (int l = 0; l < LANES; l++) chain_word(halves, w[l], x, n_rows, i + halves * l, acc);
+    } else {
+#pragma GCC unroll 1
+      for (int l = 0; l < LANES; l++) chain_word(halves, w[l], x, n_rows, i + halves * l, acc);
     }
   }
   UNROLL

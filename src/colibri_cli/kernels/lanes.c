@@ -43,7 +43,7 @@ void clb_project_lanes(const clb_kernels *k, const clb_projection *w, int panel,
   float init[OUTPUTS], sums[OUTPUTS * CLB_ROW_BLOCK];
   clb_places at = clb_places_of(w, panel, n_panels);
   int n_outputs = n_panels * CLB_PANEL, n_whole = rows->n / CLB_PANEL, left = rows->n % CLB_PANEL;
-  clb_start_of(w, panel, n_panels, init);
+  clb_start_of(w, panel, n_panels, 1, init);
   for (int o = 0; o < n_outputs; o++) {
     weights[o] = (const float *)at.outputs[o];
     for (int r = 0; r < CLB_ROW_BLOCK; r++) sums[o * CLB_ROW_BLOCK + r] = init[o];

@@ -42,13 +42,12 @@ void clb_linear_rows(const clb_kernels *k, clb_dtype dtype, const clb_row_block 
                       ldc);
 }
 
-void clb_start_of(const clb_projection *w, int panel, int n_panels, float *init) {
+void clb_start_of(const clb_projection *w, int panel, int n_panels, int apart, float *init) {
   const clb_place *at = w->place;
-  for (int p = 0; p < n_panels; p++, init += CLB_PANEL) {
-    memset(init, 0, CLB_PANEL * sizeof(float));
-    if (!w->bias) continue;
-    int column = clb_column_of(w, panel + p), n = w->n_outputs - column;
-    const char *bias = w->bias + clb_half_of(w, panel + p) * at->up_bias + column * at->bias;
+  memset(init, 0, n_panels * CLB_PANEL * sizeof(float));
+  for (int end = panel + n_panels * apart; w->bias && panel < end; panel += apart, init += CLB_PANEL) {
+    int column = clb_column_of(w, panel), n = w->n_outputs - column;
+    const char *bias = w->bias + clb_half_of(w, panel) * at->up_bias + column * at->bias;
     if (n >= CLB_PANEL && at->bias == sizeof(float) && at->biases == CLB_F32) {
       memcpy(init, bias, CLB_PANEL * sizeof(float));
       continue;
@@ -107,7 +106,7 @@ static __attribute__((noinline)) void project_packed(const clb_kernels *k, const
                   .bases = w->bases ? w->bases + first : NULL,
                   .streamed = 1,
                   .next = n < w->n_inputs ? next : NULL};
-  for (int p = 0; p < n_panels; p++) clb_start_of(w, first + p * apart, 1, init + p * CLB_PANEL);
+  clb_start_of(w, first, n_panels, apart, init);
   for (int i = 0, left = w->n_inputs; left > 0; i += n, left -= n) {
     const char *at = weights + i * b.row_stride;
     for (int p = 0; p + 1 < n_panels; p++) next[p] = at + (p + 1) * bytes;

@@ -50,8 +50,8 @@ void clb_project(const clb_kernels *k, const clb_projection *w, const clb_block 
 void clb_linear_rows(const clb_kernels *k, clb_dtype dtype, const clb_row_block *rows, int first, int n,
                      const clb_panels *panels, int n_panels, const float *init, float *c, ptrdiff_t ldc);
 
-/* The start of n_panels' chains: biases, 0 beyond the last or where there are none. */
-void clb_start_of(const clb_projection *w, int panel, int n_panels, float *init);
+/* The start of the chains of n_panels, so many apart: biases, 0 beyond the last or where there are none. */
+void clb_start_of(const clb_projection *w, int panel, int n_panels, int apart, float *init);
 
 /* in_place.c */
 

@@ -125,8 +125,8 @@ cdef extern from "kernels.h" nogil:
         char *lanes
     size_t clb_lay_out(const clb_experts_shape *shape, int biased, const char *payload, clb_expert *e) noexcept
     size_t clb_input_bytes(const clb_experts_shape *shape) noexcept
-    enum: CLB_LANES_LEAST
     size_t clb_lanes_bytes(const clb_experts_shape *shape) noexcept
+    int clb_lanes_wanted(const clb_kernels *k, const clb_experts_shape *shape, int in_place, size_t n_slots) noexcept
     size_t clb_states_bytes(const clb_experts_shape *shape, size_t n_slots) noexcept
     void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads) noexcept
     void clb_experts_add(const clb_kernels *k, const clb_experts_job *job, int begin, int end,

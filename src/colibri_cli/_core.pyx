@@ -1,4 +1,5 @@
-# cython: language_level=3, embedsignature=True, auto_pickle=False, autotestdict=False
+# cython: language_level=3, auto_pickle=False, autotestdict=False
+# cython: binding=False, embedsignature=True, embedsignature.format=clinic
 """The compiled core: declare, check, call without the GIL, return.
 
 Everything here takes buffers and gives NumPy arrays. Checks come first, so that a refused call has written nothing;
@@ -919,7 +920,7 @@ cdef class ExpertKernel:
         cdef size_t n_summed = <size_t>(x.rows * hidden) if apart else 0
         cdef size_t n_gathered = <size_t>(chunk * hidden) if copies else 0
         cdef size_t lanes_bytes = 0
-        if experts.in_place and n_slots >= CLB_LANES_LEAST:
+        if clb_lanes_wanted(kernels, &self.shape, experts.in_place, n_slots):
             lanes_bytes = clb_lanes_bytes(&self.shape) * self.threads
         state_bytes = clb_states_bytes(&self.shape, n_slots)
         workspace.reserve(

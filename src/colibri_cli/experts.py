@@ -136,8 +136,8 @@ class Experts:
             memory. Slower where few tokens share an expert; docs/library.md has the price.
         intermediate_dtype : {"float32", "bfloat16"}
             What intermediate states are rounded to, of bfloat16 weights alone. "bfloat16" is what models in that type
-            do, and twice as fast a down projection on processors that multiply it (AVX512_BF16); docs/numerics.md has
-            the error.
+            do: sums are in blocks, which processors with AVX512_BF16 multiply up to twice as fast, and with AMX several
+            times; docs/numerics.md has the order and the error.
 
         Raises
         ------

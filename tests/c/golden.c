@@ -48,11 +48,16 @@ static void add_linear(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_
       rows[r] = (const float *)(quants + r * row_bytes);
     }
   }
-  clb_input a = {rows, 0, 1, n_inputs};
+  clb_input a = {.rows = rows, .n_segments = 1, .k = n_inputs};
   ptrdiff_t row_stride = CLB_PANEL * (dtype == CLB_BF16 ? sizeof(uint16_t) : sizeof(float));
   clb_panels b = {.data = panels, .panel_stride = (ptrdiff_t)panel_bytes, .row_stride = row_stride, .bases = bases};
   linear[dtype](&a, n_rows, &b, n_panels, init, &c[0][0], MOST_PANELS * CLB_PANEL);
   for (int r = 0; r < n_rows; r++) add(c[r], (size_t)n_panels * CLB_PANEL * sizeof(float));
+  if (dtype == CLB_BF16) {
+    a.in_blocks = 1;
+    k->linear_bf16(&a, n_rows, &b, n_panels, init, &c[0][0], MOST_PANELS * CLB_PANEL);
+    for (int r = 0; r < n_rows; r++) add(c[r], (size_t)n_panels * CLB_PANEL * sizeof(float));
+  }
   free(panels), free(quants);
 }
 
@@ -140,9 +145,10 @@ static void check_widening(const clb_kernels *k) {
 
 /* Panels filled from rows, from columns, and from a gate's and an up projection's columns in turn are the packed ones,
  * and a chain that is cut goes on. Ends the program where that is not so. */
-static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, int n_inputs) {
+static void check_in_place(const clb_kernels *k, clb_dtype dtype, int in_blocks, int n_rows, int n_inputs) {
   enum { OUTPUTS = 2 * CLB_PANEL, EIGHT = 8 };
   int size = dtype == CLB_BF16 ? 2 : 4, cut = n_inputs / 2, alike = 1;
+  if (in_blocks) cut -= cut % CLB_BLOCK;
   float w[OUTPUTS][MOST_INPUTS], x[ROWS][MOST_INPUTS], init[OUTPUTS], whole[ROWS][OUTPUTS], parts[ROWS][OUTPUTS];
   char lying[3][OUTPUTS * MOST_INPUTS * 4 + 1], packed[OUTPUTS * MOST_INPUTS * 4], filled[OUTPUTS * MOST_INPUTS * 4];
   const float *rows[ROWS], *later[ROWS];
@@ -178,14 +184,17 @@ static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, in
   }
   clb_linear linear = dtype == CLB_BF16 ? k->linear_bf16 : k->linear_f32;
   clb_panels b = {.data = packed, .panel_stride = panel_bytes, .row_stride = CLB_PANEL * size};
-  clb_input all = {rows, 0, 1, n_inputs}, first = {rows, 0, 1, cut}, rest = {later, 0, 1, n_inputs - cut};
+  clb_input all = {.rows = rows, .n_segments = 1, .k = n_inputs, .in_blocks = in_blocks}, first = all, rest = all;
+  first.k = cut, rest.rows = later, rest.k = n_inputs - cut;
   linear(&all, n_rows, &b, 2, init, &whole[0][0], OUTPUTS);
   linear(&first, n_rows, &b, 2, init, &parts[0][0], OUTPUTS);
   b.data = packed + cut * CLB_PANEL * size;
   linear(&rest, n_rows, &b, 2, NULL, &parts[0][0], OUTPUTS);
   alike &= memcmp(whole, parts, (size_t)n_rows * sizeof *whole) == 0;
   for (int r = 0; r < n_rows; r++) memcpy(parts[r], init, sizeof init);
-  clb_linear_in_place in_place = dtype == CLB_BF16 ? k->linear_in_place_bf16 : k->linear_in_place_f32;
+  clb_linear_in_place in_place = in_blocks           ? k->linear_in_place_blocks
+                                 : dtype == CLB_BF16 ? k->linear_in_place_bf16
+                                                     : k->linear_in_place_f32;
   for (int p = 0; p < OUTPUTS && in_place; p += EIGHT) {
     const char *outputs[EIGHT];
     for (int j = 0; j < EIGHT; j++) outputs[j] = lying[0] + 1 + (p + j) * n_inputs * size;
@@ -201,7 +210,8 @@ static void check_in_place(const clb_kernels *k, clb_dtype dtype, int n_rows, in
   }
 }
 
-/* Pairs of inputs give what one after the other gives, and stop before a panel whose weights are too small for it. */
+/* Pairs of inputs give what one after the other gives, and so do tiles; pairs stop before a panel whose weights are too
+ * small for it, and tiles do nothing there. */
 static void check_pairs(const clb_kernels *k, int n_rows, int n_inputs) {
   enum { PANELS = 5, OUTPUTS = PANELS * CLB_PANEL };
   float x[ROWS][MOST_INPUTS], init[OUTPUTS], chains[ROWS][OUTPUTS], sums[ROWS][OUTPUTS];
@@ -217,17 +227,48 @@ static void check_pairs(const clb_kernels *k, int n_rows, int n_inputs) {
     alike &= clb_paired(pairs[r], n_inputs);
     rows[r] = x[r], paired[r] = (const float *)pairs[r];
   }
-  clb_input a = {rows, 0, 1, n_inputs & ~1}, b = {paired, 0, 1, n_inputs & ~1};
+  int whole = n_inputs - n_inputs % CLB_BLOCK;
+  clb_input a = {.rows = rows, .n_segments = 1, .k = whole, .in_blocks = 1}, b = a;
+  b.rows = paired;
   clb_panels panels = {.data = w, .panel_stride = panel_bytes, .row_stride = CLB_PANEL * sizeof *w, .streamed = 1};
   k->linear_bf16(&a, n_rows, &panels, PANELS, init, &chains[0][0], OUTPUTS);
   for (int small = 0; small < 2; small++) {
     if (small) w[3 * panel_bytes / (int)sizeof *w + 5] = small = CLB_LEAST_WEIGHT - 1;
     int done = small ? 2 : PANELS / 2 * 2;
-    alike &= k->linear_pairs(&b, n_rows, &panels, PANELS, init, &sums[0][0], OUTPUTS) == done;
-    for (int r = 0; r < n_rows; r++) alike &= memcmp(chains[r], sums[r], (size_t)done * CLB_PANEL * sizeof(float)) == 0;
+    if (k->linear_pairs) alike &= k->linear_pairs(&b, n_rows, &panels, PANELS, init, &sums[0][0], OUTPUTS) == done;
+    for (int p = 0; p < PANELS && k->linear_tiles; p += 2)
+      for (int in_place = 0; in_place < 2; in_place++) {
+        char lanes[MOST_INPUTS / 2 * (ROWS + 16) * sizeof(uint32_t)]; /* which tiles may read beyond the last one */
+        uint16_t lying[2 * CLB_PANEL * MOST_INPUTS];
+        const char *first = (const char *)w + p * panel_bytes;
+        int n = p + 1 < PANELS ? CLB_PANEL - 3 * in_place : 0, too_small = small && p == 2;
+        for (int i = 0; i < whole / 2; i++)
+          for (int r = 0; r < n_rows; r++) memcpy(lanes + (i * n_rows + r) * 4, pairs[r] + i * 4, 4);
+        for (int j = 0; j < (n ? 2 : 1) * CLB_PANEL; j++) /* columns 0 8 1 9 ... */
+          for (int i = 0; i < whole; i++)
+            lying[j * whole + i] = w[((p + j / CLB_PANEL) * n_inputs + i) * CLB_PANEL + j % 8 * 2 + j / 8 % 2];
+        clb_tiles t = {.weights = {first, first + panel_bytes},
+                       .next = {first, first},
+                       .n_outputs = {CLB_PANEL, n},
+                       .k = whole,
+                       .n_rows = n_rows,
+                       .lanes = lanes,
+                       .init = init + p * CLB_PANEL,
+                       .c = &sums[0][p * CLB_PANEL],
+                       .ldc = OUTPUTS};
+        if (in_place) {
+          t.weights[0] = (const char *)lying, t.weights[1] = (const char *)(lying + CLB_PANEL * whole);
+          t.output = whole * (ptrdiff_t)sizeof *lying;
+        }
+        alike &= k->linear_tiles(&t) == !too_small;
+        for (int r = 0; r < n_rows && !too_small; r++)
+          alike &= memcmp(&chains[r][p * CLB_PANEL], &sums[r][p * CLB_PANEL], (CLB_PANEL + n) * sizeof(float)) == 0;
+      }
+    for (int r = 0; r < n_rows && k->linear_pairs; r++)
+      alike &= memcmp(chains[r], sums[r], (size_t)done * CLB_PANEL * sizeof(float)) == 0;
   }
   if (!alike) {
-    fprintf(stderr, "%s, %d rows, %d inputs: pairs are not chains\n", k->isa, n_rows, n_inputs);
+    fprintf(stderr, "%s, %d rows, %d inputs: pairs are not blocks\n", k->isa, n_rows, n_inputs);
     exit(1);
   }
 }
@@ -252,9 +293,9 @@ int main(void) {
     }
     for (int n_rows = 1; n_rows <= ROWS; n_rows++)
       for (int n_inputs = 1; n_inputs < MOST_INPUTS; n_inputs += 3)
-        for (int dtype = CLB_F32; dtype <= CLB_BF16; dtype++) check_in_place(k, (clb_dtype)dtype, n_rows, n_inputs);
-    for (int n_rows = 2; k->linear_pairs && n_rows <= ROWS; n_rows++)
-      for (int n_inputs = 2; n_inputs < MOST_INPUTS; n_inputs += 3) check_pairs(k, n_rows, n_inputs);
+        for (int way = 0; way < 3; way++) check_in_place(k, way ? CLB_BF16 : CLB_F32, way == 2, n_rows, n_inputs);
+    for (int n_rows = 2; k->pair_up && n_rows <= ROWS; n_rows++)
+      for (int n_inputs = CLB_BLOCK; n_inputs < MOST_INPUTS; n_inputs += 3) check_pairs(k, n_rows, n_inputs);
     check_widening(k);
     printf("%s %016llx\n", k->isa, (unsigned long long)hash);
   }

@@ -27,12 +27,14 @@ def hashes(folder, compiler, isa, *flags, run=()):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_every_instruction_set_gives_the_golden_hash(tmp_path):
-    found = hashes(tmp_path, ["cc"], ["avx2", "avx512", "neon"])
+    found = hashes(tmp_path, ["cc"], ["amx", "avx2", "avx512", "neon"])
     assert set(found) >= {"scalar"}
     assert set(found.values()) == {GOLDEN}, platform.processor()
 
 
 @pytest.mark.skipif(not ARM, reason="make test-arm")
 def test_arm_gives_the_golden_hash(tmp_path):
-    found = hashes(tmp_path, ["aarch64-linux-gnu-gcc"], ["avx2", "avx512", "neon"], "-static", run=["qemu-aarch64"])
+    found = hashes(
+        tmp_path, ["aarch64-linux-gnu-gcc"], ["amx", "avx2", "avx512", "neon"], "-static", run=["qemu-aarch64"]
+    )
     assert found == {"neon": GOLDEN, "scalar": GOLDEN}

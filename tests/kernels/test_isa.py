@@ -15,6 +15,7 @@ NEEDED = {
     "avx2": {"fma", "f16c", "avx2"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"},
     "avx512_bf16": {"avx512_bf16"},
+    "avx512_amx": {"amx_tile", "amx_bf16"},
 }
 
 

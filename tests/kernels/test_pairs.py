@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from reference import BFloat16, high_halves, integers, numbers
+from reference import BFloat16, blocks, high_halves, integers, numbers
 
 from colibri_cli import Experts, InvalidInput, _core
 
@@ -101,33 +101,92 @@ def narrowed(states):
     return np.where(np.abs(states) < np.float32(2.0**-60), np.float32(0), rounded(states))
 
 
-@pytest.mark.parametrize("layout", ["packed", "in place"])
-@pytest.mark.parametrize("n_tokens", [0, 1, 2, 7, 13, 150])
-@pytest.mark.parametrize(("hidden", "inter"), [(1, 1), (16, 16), (24, 33), (65, 48)])
-def test_narrow_states_are_rounded_between_the_projections(hidden, inter, n_tokens, layout):
-    up, down, bias = weights_of(hidden, inter)
-    down = np.concatenate([down, rounded(numbers(7, *down.shape))], 2)
+LAYOUTS = ["packed", "in place", "transposed"]
+RELU = {"activation": "relu", "gated": False}
+
+
+def run_narrow(up, down, biases, x, layout, **options):
+    """One expert of ReLU, all of it in bfloat16."""
+    arrays = [a[None] for a in (up, down, *biases)]
+    if layout != "packed":
+        arrays = [high_halves(a) for a in arrays]
+    if layout == "transposed":
+        arrays[:2] = [np.ascontiguousarray(a.swapaxes(1, 2)).swapaxes(1, 2) for a in arrays[:2]]
+    if layout != "packed":
+        arrays = [BFloat16(a) for a in arrays]
+    named = dict(zip(("gate_up_bias", "down_bias"), arrays[2:], strict=True))
+    options = {"dtype": "bfloat16", "intermediate_dtype": "bfloat16", "copy": layout == "packed", **RELU, **options}
+    experts = Experts.from_arrays(*arrays[:2], **named, **options)
+    return experts.run(x, np.zeros((len(x), 1), np.int32), np.ones((len(x), 1), np.float32))
+
+
+def by_the_rule(up, down, biases, x):
+    """What docs/numerics.md says of it, without any kernel."""
+    states = np.maximum(blocks(x, up, biases[0]), np.float32(0))
+    return np.float32(0) + blocks(narrowed(states), down, biases[1])
+
+
+def narrow_case(hidden, inter, n_tokens, exact=True):
+    up, down = rounded(numbers(1, inter, hidden)), rounded(numbers(2, hidden, inter))
+    biases = [rounded(numbers(3, inter)), rounded(numbers(4, hidden))]
     x = numbers(6, n_tokens, hidden)
+    return up, down, biases, rounded(x) if exact else x
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n_tokens", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 47, 49, 64, 97, 150])
+@pytest.mark.parametrize(("hidden", "inter"), [(1, 1), (31, 33), (32, 32), (64, 48), (65, 96), (96, 40)])
+def test_narrow_layers_sum_in_blocks(hidden, inter, n_tokens, layout):
+    case = narrow_case(hidden, inter, n_tokens)
+    np.testing.assert_array_equal(run_narrow(*case, layout), by_the_rule(*case))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_of_many_inputs(layout):
+    """More than a matrix instruction's weights and lanes are taken at once, and than rows are held in one block."""
+    up, down, biases, x = narrow_case(1056, 544, 203)
+    found = [run_narrow(up, down, biases, x, layout, threads=threads) for threads in (1, 2)]
+    assert (found[0] == found[1]).all()
+    rows = [0, 1, 15, 16, 95, 96, 97, 191, 192, 202]
+    np.testing.assert_array_equal(found[0][rows], by_the_rule(up, down, biases, x[rows]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n_tokens", [1, 2, 7, 13, 41])
+def test_narrow_layers_of_hidden_states_that_bfloat16_does_not_hold(n_tokens, layout):
+    up, down, biases, x = narrow_case(64, 64, n_tokens, exact=False)
     x[::3] = rounded(x[::3])
-    if n_tokens:
-        x[-1] = 2.0**-62
-        bias[:, ::2] = 0  # so some states of the last token are small enough to be 0
-    ids, scale = np.zeros((n_tokens, 1), np.int32), np.ones((n_tokens, 1), np.float32)
-    relu = {"activation": "relu", "gated": False}
-    whole = [a[:1] for a in (up, down, bias)]
-    # The two projections apart, as layers of one more size: the other projection is then the identity.
-    size = max(hidden, 2 * inter)
-    eye = np.eye(2 * inter, size, dtype=np.float32)[None]
-    widened_up = np.pad(whole[0], ((0, 0), (0, 0), (0, size - hidden)))
-    first = Experts.from_arrays(widened_up, eye.transpose(0, 2, 1), gate_up_bias=whole[2], **relu)
-    second = Experts.from_arrays(eye, np.pad(whole[1], ((0, 0), (0, size - hidden), (0, 0))), **relu)
-    states = first.run(np.pad(x, ((0, 0), (0, size - hidden))), ids, scale)
-    expected = second.run(narrowed(states), ids, scale)[:, :hidden]
-    if layout == "in place":
-        whole = [BFloat16(high_halves(a)) for a in whole]
-    options = {"gate_up_bias": whole[2], "dtype": "bfloat16", "copy": layout == "packed", **relu}
-    experts = Experts.from_arrays(*whole[:2], **options, intermediate_dtype="bfloat16")
-    np.testing.assert_array_equal(experts.run(x, ids, scale), expected)
+    np.testing.assert_array_equal(run_narrow(up, down, biases, x, layout), by_the_rule(up, down, biases, x))
+
+
+NARROW_CASES = {
+    "tiny hidden states": [put("x", 3, 2.0**-62), put("bias", slice(None, None, 2), 0)],  # and states that become 0
+    "a tiny weight up": [put("up", (30, 33), 2.0**-60)],
+    "a tiny weight down": [put("down", (17, 5), 2.0**-60)],
+    "tiny weights": [times("up", 2.0**-66), times("down", 2.0**-66)],
+    "a denormal start": [put("up", 20, 0), put("bias", 20, 2.0**-130)],
+    "zeros": [put("up", slice(None, None, 2), 0), put("x", slice(8, 12), 0)],
+    "negative zeros": [times("up", -0.0), times("bias", -0.0)],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", NARROW_CASES)
+def test_what_matrix_instructions_would_get_wrong_is_left_to_fmas(case, layout):
+    up, down, biases, x = narrow_case(64, 64, 29)
+    for change in NARROW_CASES[case]:
+        change({"up": up, "down": down, "bias": biases[0], "x": x})
+    np.testing.assert_array_equal(run_narrow(up, down, biases, x, layout), by_the_rule(up, down, biases, x))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_narrow_layers_keep_what_is_not_finite_in_its_row(layout):
+    up, down, biases, x = narrow_case(64, 64, 29)
+    expected = run_narrow(up, down, biases, x, layout)
+    x[4, 1], x[5, 3] = np.inf, np.nan
+    found = run_narrow(up, down, biases, x, layout)
+    assert not np.isfinite(found[4:6]).any()
+    np.testing.assert_array_equal(np.delete(found, (4, 5), 0), np.delete(expected, (4, 5), 0))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int4"])

@@ -39,7 +39,7 @@ UNITS = (
     "route",
     "score",
 )
-WIDE = ("isa_avx2", "isa_avx512", "isa_neon")
+WIDE = ("isa_amx", "isa_avx2", "isa_avx512", "isa_neon")
 TOKENS = 64
 
 pytestmark = pytest.mark.skipif(CC is None, reason="no C compiler")

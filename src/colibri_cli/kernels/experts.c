@@ -15,28 +15,44 @@ enum {
   TASKS_PER_THREAD = 16    /* enough to even out threads that are not equally fast */
 };
 
-static int pairs_up(const clb_kernels *k, clb_dtype dtype) { return dtype == CLB_BF16 && k->linear_pairs; }
+static int pairs_up(const clb_kernels *k, const clb_experts_shape *s) { return s->narrow_states && k->pair_up; }
 
 size_t clb_up_panels(const clb_experts_shape *s) {
   return (size_t)clb_blocks_of(s->intermediate_size, CLB_PANEL) * (s->rule.gated ? 2 : 1);
 }
 size_t clb_down_panels(const clb_experts_shape *s) { return (size_t)clb_blocks_of(s->hidden_size, CLB_PANEL); }
 size_t clb_input_bytes(const clb_experts_shape *s) {
-  if (s->dtype == CLB_BF16) return clb_pairs_bytes(s->hidden_size);
+  if (s->narrow_states) return clb_pairs_bytes(s->hidden_size);
   return clb_quantised(s->dtype) ? clb_row_bytes(s->dtype, s->hidden_size) : 0;
 }
-/* Floats, whole panels of them; behind those, where they are narrow, pairs. */
+/* Whole panels of floats. */
 static size_t state_floats(const clb_experts_shape *s) {
   return (size_t)clb_blocks_of(s->intermediate_size, CLB_PANEL) * CLB_PANEL;
 }
 /* Quantised states take their floats' place, which the least of them outgrow: a chunk and its scale. */
-static size_t activation_bytes(const clb_experts_shape *s) {
+static size_t state_bytes(const clb_experts_shape *s) {
   size_t quantised = clb_quantised(s->dtype) ? clb_row_bytes(s->dtype, s->intermediate_size) : 0;
-  size_t bytes = state_floats(s) * (s->narrow_states ? sizeof(float) + sizeof(uint16_t) : sizeof(float));
+  size_t bytes = state_floats(s) * sizeof(float);
   return bytes > quantised ? bytes : quantised;
 }
+/* Narrow states are held in pairs as well, behind all of the floats. */
+static size_t pairs_bytes(const clb_experts_shape *s) {
+  return s->narrow_states ? state_floats(s) * sizeof(uint16_t) : 0;
+}
+static size_t slots_held(size_t n_slots) { return n_slots < CLB_STATES ? n_slots : CLB_STATES; }
 size_t clb_states_bytes(const clb_experts_shape *s, size_t n_slots) {
-  return (n_slots < CLB_STATES ? n_slots : CLB_STATES) * activation_bytes(s);
+  return slots_held(n_slots) * (state_bytes(s) + pairs_bytes(s));
+}
+
+/* Where the states of some slots are. */
+typedef struct {
+  char *floats, *pairs;
+} states;
+
+static states states_at(const clb_experts_job *job, int slot) {
+  const clb_experts_shape *s = job->shape;
+  char *pairs = (char *)job->activations + slots_held((size_t)job->n_tokens * job->top_k) * state_bytes(s);
+  return (states){(char *)job->activations + slot * state_bytes(s), pairs + slot * pairs_bytes(s)};
 }
 
 size_t clb_lay_out(const clb_experts_shape *s, int biased, const char *payload, clb_expert_pointers *e) {
@@ -69,18 +85,31 @@ static window slots_of(const clb_experts_job *job, int expert, window in) {
 static clb_projection up_of(const clb_experts_job *job, int expert) {
   const clb_experts_shape *s = job->shape;
   const clb_expert_pointers *e = &job->experts[expert];
-  return (clb_projection){s->dtype,       e->up,
-                          e->up_bias,     &e->up_place,
-                          e->up_bases,    s->intermediate_size,
-                          s->hidden_size, s->rule.gated ? 2 : 1,
-                          e->down};
+  return (clb_projection){.dtype = s->dtype,
+                          .weights = e->up,
+                          .bias = e->up_bias,
+                          .place = &e->up_place,
+                          .bases = e->up_bases,
+                          .n_outputs = s->intermediate_size,
+                          .n_inputs = s->hidden_size,
+                          .n_halves = s->rule.gated ? 2 : 1,
+                          .in_blocks = s->narrow_states,
+                          .then = e->down};
 }
 
 static clb_projection down_of(const clb_experts_job *job, int expert, const char *then) {
   const clb_experts_shape *s = job->shape;
   const clb_expert_pointers *e = &job->experts[expert];
-  return (clb_projection){
-      s->dtype, e->down, e->down_bias, &e->down_place, e->down_bases, s->hidden_size, s->intermediate_size, 1, then};
+  return (clb_projection){.dtype = s->dtype,
+                          .weights = e->down,
+                          .bias = e->down_bias,
+                          .place = &e->down_place,
+                          .bases = e->down_bases,
+                          .n_outputs = s->hidden_size,
+                          .n_inputs = s->intermediate_size,
+                          .n_halves = 1,
+                          .in_blocks = s->narrow_states,
+                          .then = then};
 }
 
 static int fewer(int n, int most) { return n < most ? n : most; }
@@ -89,7 +118,7 @@ static int fewer(int n, int most) { return n < most ? n : most; }
 static void take_inputs(const clb_kernels *k, const clb_experts_job *job, int slot, int n, clb_row_block *rows) {
   const clb_experts_shape *s = job->shape;
   size_t input_bytes = clb_input_bytes(s);
-  rows->n = n, rows->paired = pairs_up(k, s->dtype) && n > 1, rows->lanes = NULL;
+  rows->n = n, rows->paired = pairs_up(k, s) && n > 1, rows->lanes = NULL;
   for (int i = 0; i < n; i++) {
     ptrdiff_t token = job->order[slot + i] / job->top_k;
     const char *input = (const char *)job->inputs + token * input_bytes;
@@ -99,25 +128,24 @@ static void take_inputs(const clb_kernels *k, const clb_experts_job *job, int sl
   }
 }
 
-/* n rows of states from h on, as project_up leaves them. */
-static void take_states(const clb_kernels *k, const clb_experts_job *job, const char *h, int n, clb_row_block *rows) {
+/* n rows of states from the r-th of h on, as project_up leaves them. */
+static void take_states(const clb_kernels *k, const clb_experts_job *job, states h, int r, int n, clb_row_block *rows) {
   const clb_experts_shape *s = job->shape;
-  size_t h_bytes = activation_bytes(s);
-  rows->n = n, rows->paired = s->narrow_states && pairs_up(k, s->dtype) && n > 1, rows->lanes = NULL;
+  rows->n = n, rows->paired = pairs_up(k, s) && n > 1, rows->lanes = NULL;
   for (int i = 0; i < n; i++) {
-    rows->x[i] = (const float *)(h + i * h_bytes);
-    rows->pairs[i] = (const char *)(rows->x[i] + state_floats(s));
+    rows->x[i] = (const float *)(h.floats + (r + i) * state_bytes(s));
+    rows->pairs[i] = h.pairs + (r + i) * pairs_bytes(s);
   }
 }
 
 /* Panels `panel` to `end` - 1 over all rows; where those may go in `lanes`, over a block of them after the other. */
 static void project_up(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, int panel, int end,
-                       char *h, char *lanes) {
+                       states h, char *lanes) {
   const clb_experts_shape *s = job->shape;
   clb_projection w = up_of(job, expert);
-  size_t h_bytes = activation_bytes(s);
+  size_t h_bytes = state_bytes(s);
   int in_lanes = lanes && clb_lanes_may(k, &w);
-  for (int n_rows; slots.first < slots.end; slots.first += n_rows, h += n_rows * h_bytes) {
+  for (int n_rows, at = 0; slots.first < slots.end; slots.first += n_rows, at += n_rows) {
     clb_block b;
     clb_row_block rows;
     n_rows = fewer(slots.end - slots.first, in_lanes ? CLB_ROW_BLOCK : slots.end);
@@ -127,43 +155,50 @@ static void project_up(const clb_kernels *k, const clb_experts_job *job, int exp
       for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
         float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
         if (!in_lanes || done == 0) take_inputs(k, job, slots.first + r, fewer(n_rows - r, CLB_ROW_BLOCK), &rows);
-        if (in_lanes && done == 0 && clb_lanes_suit(k, &w, rows.n))
-          clb_lanes_fill(k, &rows, s->hidden_size, lanes), rows.lanes = lanes;
+        if (in_lanes && done == 0 && clb_lanes_suit(k, &w, &rows))
+          clb_lanes_fill(k, &w, &rows, lanes), rows.lanes = lanes;
         clb_project(k, &w, &b, &rows, t, ldt);
         for (int run = 0; run < b.n_runs; run++) {
           const float *of_run = t + run * b.n * CLB_PANEL;
           int column = clb_column_of(&w, b.first + run * b.apart), width = b.n * CLB_PANEL / w.n_halves;
-          float *states = (float *)(h + r * h_bytes) + column;
-          k->activate_f32(&s->rule, of_run, rows.n, ldt, b.n, states, h_bytes / sizeof(float));
+          float *row = (float *)(h.floats + (at + r) * h_bytes) + column;
+          k->activate_f32(&s->rule, of_run, rows.n, ldt, b.n, row, h_bytes / sizeof(float));
           if (s->narrow_states)
-            k->narrow_f32(states, rows.n, h_bytes / sizeof(float), width, (ptrdiff_t)state_floats(s) - column / 2);
+            k->narrow_f32(row, rows.n, h_bytes / sizeof(float), width,
+                          h.pairs + (at + r) * pairs_bytes(s) + column * sizeof(uint16_t), (ptrdiff_t)pairs_bytes(s));
         }
       }
     }
   }
 }
 
+/* A block of states in lanes takes the place of its floats, or of its pairs. */
+static char *lanes_at(const clb_experts_shape *s, states h, int r) {
+  return s->dtype == CLB_BF16 ? h.pairs + r * pairs_bytes(s) : h.floats + r * state_bytes(s);
+}
+
 /* What is left to do for an expert's states when all its columns are there. */
-static void finish_states(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, char *h,
+static void finish_states(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, states h,
                           char *lanes) {
   const clb_experts_shape *s = job->shape;
   clb_projection w = down_of(job, expert, NULL);
-  size_t h_bytes = activation_bytes(s);
-  clb_row_block rows;
-  for (int i = slots.first; clb_quantised(s->dtype) && i < slots.end; i++, h += h_bytes)
-    k->quantize(s->dtype, (const float *)h, s->intermediate_size, h);
+  int n = slots.end - slots.first;
+  for (int i = 0; clb_quantised(s->dtype) && i < n; i++) {
+    char *row = h.floats + i * state_bytes(s);
+    k->quantize(s->dtype, (const float *)row, s->intermediate_size, row);
+  }
   if (!lanes || !clb_lanes_may(k, &w)) return;
-  for (; slots.first < slots.end; slots.first += rows.n, h += rows.n * h_bytes) {
-    take_states(k, job, h, fewer(slots.end - slots.first, CLB_ROW_BLOCK), &rows);
-    if (clb_lanes_suit(k, &w, rows.n)) memcpy(h, lanes, clb_lanes_fill(k, &rows, s->intermediate_size, lanes));
+  for (int r = 0; r < n; r += CLB_ROW_BLOCK) {
+    clb_row_block rows;
+    take_states(k, job, h, r, fewer(n - r, CLB_ROW_BLOCK), &rows);
+    if (clb_lanes_suit(k, &w, &rows)) memcpy(lanes_at(s, h, r), lanes, clb_lanes_fill(k, &w, &rows, lanes));
   }
 }
 
 static void project_down(const clb_kernels *k, const clb_experts_job *job, int expert, window slots, int panel, int end,
-                         const char *h, const char *then) {
+                         states h, const char *then) {
   const clb_experts_shape *s = job->shape;
   clb_projection w = down_of(job, expert, then);
-  size_t h_bytes = activation_bytes(s);
   int first = slots.first, n_rows = slots.end - first;
   clb_block b;
   for (int done = 0; panel + done < end; done += b.n_runs * b.n) {
@@ -172,8 +207,8 @@ static void project_down(const clb_kernels *k, const clb_experts_job *job, int e
     for (int r = 0; r < n_rows; r += CLB_ROW_BLOCK) {
       float t[CLB_ROW_BLOCK * CLB_UNIT * CLB_PANEL];
       clb_row_block rows;
-      take_states(k, job, h + r * h_bytes, fewer(n_rows - r, CLB_ROW_BLOCK), &rows);
-      if (job->lanes && clb_lanes_suit(k, &w, rows.n)) rows.lanes = h + r * h_bytes;
+      take_states(k, job, h, r, fewer(n_rows - r, CLB_ROW_BLOCK), &rows);
+      if (job->lanes && clb_lanes_suit(k, &w, &rows)) rows.lanes = lanes_at(s, h, r), rows.paired = 0;
       clb_project(k, &w, &b, &rows, t, ldt);
       for (int i = 0; i < rows.n; i++) {
         int slot = job->order[first + r + i];
@@ -203,10 +238,6 @@ typedef struct {
   _Atomic int *parts_left; /* [n_active] of the up projection: whoever does the last one finishes the states */
 } split;
 
-static char *states_of(const split *s, window slots) {
-  return (char *)s->job->activations + (slots.first - s->slots.first) * activation_bytes(s->job->shape);
-}
-
 /* Part i of n of n_panels, in whole units so that a single row still streams CLB_UNIT panels at once. */
 static int part_start(int n_panels, int i, int n) {
   int64_t units = clb_blocks_of(n_panels, CLB_UNIT);
@@ -220,10 +251,11 @@ static void up_task(void *arg, int index, int worker) {
   int place = index % s->n_active, expert = s->active[place], part = index / s->n_active;
   int n_panels = (int)clb_up_panels(s->job->shape);
   window slots = slots_of(s->job, expert, s->slots);
-  char *states = states_of(s, slots), *lanes = lanes_of(s->job, worker);
+  states h = states_at(s->job, slots.first - s->slots.first);
+  char *lanes = lanes_of(s->job, worker);
   project_up(s->k, s->job, expert, slots, part_start(n_panels, part, s->n_parts),
-             part_start(n_panels, part + 1, s->n_parts), states, lanes);
-  if (atomic_fetch_sub(&s->parts_left[place], 1) == 1) finish_states(s->k, s->job, expert, slots, states, lanes);
+             part_start(n_panels, part + 1, s->n_parts), h, lanes);
+  if (atomic_fetch_sub(&s->parts_left[place], 1) == 1) finish_states(s->k, s->job, expert, slots, h, lanes);
 }
 
 static void down_task(void *arg, int index, int worker) {
@@ -234,7 +266,8 @@ static void down_task(void *arg, int index, int worker) {
     window slots = slots_of(s->job, e, s->slots);
     if (slots.end > slots.first)
       project_down(s->k, s->job, e, slots, part_start(n_panels, index, s->n_parts),
-                   part_start(n_panels, index + 1, s->n_parts), states_of(s, slots), s->job->experts[e].up);
+                   part_start(n_panels, index + 1, s->n_parts), states_at(s->job, slots.first - s->slots.first),
+                   s->job->experts[e].up);
   }
 }
 
@@ -262,16 +295,17 @@ static void begin_task(void *arg, int index, int worker) {
 
 void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads) {
   enum { VALUES_PER_TASK = 1 << 16 };
-  if (!clb_quantised(job->shape->dtype) && !pairs_up(k, job->shape->dtype)) return;
+  if (!clb_quantised(job->shape->dtype) && !pairs_up(k, job->shape)) return;
   int64_t parts = (int64_t)job->n_tokens * job->shape->hidden_size / VALUES_PER_TASK;
   split s = {.k = k, .job = job, .n_parts = parts < 1 ? 1 : parts < n_threads ? (int)parts : n_threads};
   clb_pool_run(begin_task, &s, s.n_parts, n_threads);
 }
 
 static void add_alone(const clb_kernels *k, const clb_experts_job *job, int expert, int then, window slots) {
-  project_up(k, job, expert, slots, 0, (int)clb_up_panels(job->shape), job->activations, job->lanes);
-  finish_states(k, job, expert, slots, job->activations, job->lanes);
-  project_down(k, job, expert, slots, 0, (int)clb_down_panels(job->shape), job->activations, job->experts[then].up);
+  states h = states_at(job, 0);
+  project_up(k, job, expert, slots, 0, (int)clb_up_panels(job->shape), h, job->lanes);
+  finish_states(k, job, expert, slots, h, job->lanes);
+  project_down(k, job, expert, slots, 0, (int)clb_down_panels(job->shape), h, job->experts[then].up);
 }
 
 static int64_t work_of(const clb_experts_shape *s, int64_t n_slots, int up) {

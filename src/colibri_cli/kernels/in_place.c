@@ -48,7 +48,7 @@ static __attribute__((noinline)) void add_by_panels(const clb_kernels *k, const 
       (rows->n < FEW ? 1 : (clb_in_columns(w) ? MOST_LINES : MOST_LINES / 2) / n_panels >> widens) * CLB_LINE / size;
   int n = (int)(-(uintptr_t)at.outputs[0] % CLB_LINE) / 4 * 4 / size; /* the first block ends where a line does */
   if (small) most = w->n_inputs;
-  if (n == 0 || small || clb_in_columns(w)) n = most;
+  if (n == 0 || small || w->in_blocks || clb_in_columns(w)) n = most;
   clb_panels b = {.data = panels, .row_stride = row_bytes, .next = asks ? at.next : NULL};
   for (int i = begin; i < end; i += n, n = most, init = NULL) {
     if (n > end - i) n = end - i;
@@ -56,19 +56,21 @@ static __attribute__((noinline)) void add_by_panels(const clb_kernels *k, const 
     char *filled = panels + (widens ? n_panels * n * row_bytes / 2 : 0);
     k->fill_panels(w->dtype, at.outputs, n_panels, w->place->input, i, n, asks ? NULL : at.next, filled);
     if (widens) k->widen_f16((const uint16_t *)filled, n_panels * n, (float *)panels);
-    clb_linear_rows(k, w->dtype, rows, i, n, &b, n_panels, init, c, ldc);
+    clb_linear_rows(k, w, rows, i, n, &b, n_panels, init, c, ldc);
   }
 }
 
 static clb_linear_in_place kernel_of(const clb_kernels *k, const clb_projection *w) {
+  if (w->in_blocks) return k->linear_in_place_blocks;
   return w->dtype == CLB_F32 ? k->linear_in_place_f32 : w->dtype == CLB_BF16 ? k->linear_in_place_bf16 : NULL;
 }
 
 /* bfloat16's chains are twice as long for its bytes: from an L2 cache panels, which have more chains at once, are
- * quicker. */
+ * quicker. Beside 16 lanes they always are, but for a single row in blocks, which has two chains an output. */
 int clb_in_runs(const clb_kernels *k, const clb_projection *w, int n_rows) {
   enum { OF_A_CACHE = 1 << 19 };
-  if (n_rows > CLB_IN_PLACE_ROWS || !w->place->in_place || clb_in_columns(w) || !kernel_of(k, w)) return 0;
+  int most = w->in_blocks && !k->linear_in_place_bf16 ? 1 : CLB_IN_PLACE_ROWS;
+  if (n_rows > most || !w->place->in_place || clb_in_columns(w) || !kernel_of(k, w)) return 0;
   ptrdiff_t bytes = (ptrdiff_t)w->n_halves * w->n_outputs * w->n_inputs * clb_weight_bytes(w);
   return w->dtype == CLB_F32 || bytes >= OF_A_CACHE;
 }
@@ -109,7 +111,7 @@ void clb_project_in_place(const clb_kernels *k, const clb_projection *w, int pan
     return;
   }
   float init[CLB_UNIT * CLB_PANEL];
-  int n = !clb_in_columns(w) ? w->n_inputs : rows->n < FEW ? 16 : 256;
+  int n = !clb_in_columns(w) ? w->n_inputs : rows->n < FEW ? CLB_BLOCK : 256;
   for (int i = 0; i < w->n_inputs; i += n)
     for (int p = 0; p < n_panels; p += CLB_UNIT) {
       int n_now = n_panels - p < CLB_UNIT ? n_panels - p : CLB_UNIT, end = w->n_inputs - i < n ? w->n_inputs : i + n;

@@ -35,10 +35,14 @@ enum {
  * Inputs of I8 and I4 are zeros from the last one to the end of its chunk, which is where a last group ends. */
 enum { CLB_CHUNK = 32, CLB_I4_GROUP = CLB_CHUNK, CLB_I8_GROUP = 2 * CLB_CHUNK }; /* inputs; a group shares a scale */
 enum { CLB_LINE = 64 };                                                          /* bytes of a cache line */
+/* What one matrix instruction sums: c + (even + odd), each a chain from 0 over a block's even or odd inputs. Blocks
+ * begin at multiples of it. */
+enum { CLB_BLOCK = 32 };
 #define CLB_SMALLEST 1e-35f /* I8 and I4 weights below this are held as 0: 1 / scale must stay finite */
 
-/* Where linear_pairs may be used: bfloat16 activations (float32 bits), weights (bits) and starts of chains that are 0
- * or at least this large. Every sum on the way is then a multiple of 2^-126, so there are no denormals. */
+/* Where linear_pairs and linear_tiles may be used: bfloat16 activations (float32 bits), weights (bits) and starts of
+ * chains that are 0 or at least this large. Every sum on the way is then a multiple of 2^-126, so there are no
+ * denormals. */
 enum { CLB_LEAST_INPUT = (127 - 60) << 23, CLB_LEAST_WEIGHT = (127 - 52) << 7 };
 #define CLB_LEAST_START 0x1p-103f
 
@@ -50,6 +54,7 @@ typedef struct {
   ptrdiff_t segment_stride; /* row pointers from one segment to the next */
   int n_segments;
   int k;
+  int in_blocks; /* BF16: sums of blocks (CLB_BLOCK) instead of one chain; one segment */
 } clb_input;
 
 /* Panels of weights: panel p of segment s at data + s * segment_stride + p * panel_stride bytes, its row i (F32, BF16)
@@ -95,6 +100,20 @@ typedef struct {
 typedef void (*clb_linear)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init,
                            float *c, ptrdiff_t ldc);
 
+/* c[r][16 p + o] from init[16 p + o], for n_rows <= CLB_ROW_BLOCK rows r in lanes and outputs o < n_outputs[p] of one
+ * panel or two: sums in blocks of k inputs, whole blocks. Weights lie `output` bytes from one output's inputs to the
+ * next's, or for output = 0 in panels. Lanes are panels of words of pair_up's: [k / 2][16], the last panel as wide as
+ * it has lanes. next: what to ask memory for meanwhile, as much for each panel as it reads. */
+typedef struct {
+  const char *weights[2], *next[2];
+  ptrdiff_t output;
+  int n_outputs[2], k, n_rows;
+  const char *lanes;
+  const float *init;
+  float *c;
+  ptrdiff_t ldc;
+} clb_tiles;
+
 typedef void (*clb_linear_in_place)(const float *const *x, int n_rows, const char *const *outputs, int k, float *c,
                                     ptrdiff_t ldc);
 
@@ -105,13 +124,17 @@ typedef struct {
 
   clb_linear linear_f32, linear_bf16, linear_i8, linear_i4;
 
-  /* linear_bf16 for rows that pair_up has made, an even number of inputs in one segment; NULL: not here. Returns
-   * how many panels are done; it stops before one whose weights or starts are too small (CLB_LEAST_WEIGHT). */
+  /* linear_bf16 in blocks, whole ones, for rows that pair_up has made; NULL: not here. Returns how many panels are
+   * done; it stops before one whose weights or starts are too small (CLB_LEAST_WEIGHT). */
   int (*linear_pairs)(const clb_input *a, int n_rows, const clb_panels *b, int n_panels, const float *init, float *c,
                       ptrdiff_t ldc);
 
-  /* A row of n activations as words of two bfloat16, the first in the upper half, and at its end whether that is exact
-   * and nothing too small (clb_paired); if not, the words are anything. */
+  /* linear_bf16 in blocks for rows in lanes; NULL: not here. Returns whether the weights and starts allow it; if not, c
+   * is as it was. */
+  int (*linear_tiles)(const clb_tiles *tiles);
+
+  /* A row of n activations as words of two bfloat16, as linear_pairs or linear_tiles takes them, and at its end whether
+   * that is exact and nothing too small (clb_paired); if not, the words are anything. */
   void (*pair_up)(const float *x, int n, void *row);
 
   /* One row as linear_i8 and linear_i4 take it, in groups like the weights': int16 and a float scale (I8), or int8, a
@@ -136,8 +159,8 @@ typedef struct {
   void (*widen_f16)(const uint16_t *halves, int n_rows, float *rows);
 
   /* Goes on with c[r][0..8) by all k inputs of eight outputs, which lie as for fill_panels, each output's side by
-   * side; n_rows is 1 or CLB_IN_PLACE_ROWS. NULL: not here. */
-  clb_linear_in_place linear_in_place_f32, linear_in_place_bf16;
+   * side; n_rows is 1 or CLB_IN_PLACE_ROWS. _blocks: bfloat16 in blocks. NULL: not here. */
+  clb_linear_in_place linear_in_place_f32, linear_in_place_bf16, linear_in_place_blocks;
 
   /* Goes on with sums[o][0..8) by all k inputs of n_outputs float32 weights, a multiple of 8, over eight lanes of x,
    * which has as many at every x_stride bytes. What linear_f32 does with half a panel. NULL: not here. */
@@ -148,9 +171,9 @@ typedef struct {
   void (*activate_f32)(const clb_activation_rule *rule, const float *t, int n_rows, ptrdiff_t ldt, int n_panels,
                        float *h, ptrdiff_t ldh);
 
-  /* Rounds x[r][0..n), n a multiple of CLB_PANEL, to bfloat16, and to 0 what linear_pairs could not take; where there
-   * is a linear_pairs, pairs of them go to x[r][pairs_at..]. */
-  void (*narrow_f32)(float *x, int n_rows, ptrdiff_t ldx, int n, ptrdiff_t pairs_at);
+  /* Rounds x[r][0..n), n a multiple of CLB_PANEL, to bfloat16, and to 0 what pairs could not hold; where there is a
+   * pair_up, row r's words go to pairs + r * pairs_bytes. */
+  void (*narrow_f32)(float *x, int n_rows, ptrdiff_t ldx, int n, char *pairs, ptrdiff_t pairs_bytes);
 
   /* y[j] = fma(w, t[j], y[j]) for j < n. */
   void (*accumulate_f32)(float w, const float *t, int n, float *y);
@@ -279,7 +302,8 @@ void clb_pack_panels(const clb_kernels *k, clb_dtype dtype, const float *w, ptrd
 /* pairs.c: rows that pair_up has made of n activations. */
 size_t clb_pairs_bytes(int n);
 int clb_paired(const void *row, int n);
-int clb_pairs_are_chains(const clb_kernels *k); /* whether linear_pairs gives linear_bf16's bits on this processor */
+/* Whether linear_pairs and linear_tiles, as far as they are there, give linear_bf16's bits on this processor. */
+int clb_pairs_are_blocks(const clb_kernels *k);
 
 /* experts.c */
 
@@ -331,9 +355,9 @@ size_t clb_down_panels(const clb_experts_shape *shape);
 size_t clb_input_bytes(const clb_experts_shape *shape); /* one token's input as weights want it, or 0: as it is */
 /* Of the intermediate states that are held at once: of n_slots slots, or of as many as there are room for. */
 size_t clb_states_bytes(const clb_experts_shape *shape, size_t n_slots);
-/* Of a block of rows in lanes (lanes.c), of no use to a call with fewer slots than CLB_LANES_LEAST; 0: to none. */
-enum { CLB_LANES_LEAST = 13 };
-size_t clb_lanes_bytes(const clb_experts_shape *shape);
+size_t clb_lanes_bytes(const clb_experts_shape *shape); /* of a block of rows in lanes (lanes.c) */
+/* Whether a call with so many slots might put rows in lanes, some experts being in place. */
+int clb_lanes_wanted(const clb_kernels *k, const clb_experts_shape *shape, int in_place, size_t n_slots);
 /* Quantises or pairs up x where the weights want that. Before the first clb_experts_add of a job. */
 void clb_experts_begin(const clb_kernels *k, const clb_experts_job *job, int n_threads);
 /* Adds experts begin..end-1 to y. */

@@ -1,14 +1,23 @@
-/* Linear layers over bfloat16 weights and activations that bfloat16 holds, two inputs a step. Included by isa_avx512.c.
+/* Linear layers in blocks over bfloat16 weights and activations that bfloat16 holds, two inputs a step. Included by
+ * isa_avx512.c.
  *
  * vdpbf16ps adds a pair's two products to a float32 one after the other, the upper half's first, and rounds after each:
- * two links of the chain, at the price of one FMA. It takes denormals for zeros and makes none; so weights, activations
- * and starts so small that any could arise are left to linear_bf16. isa.c holds the processor to this. */
+ * two links of a chain, at the price of one FMA. A block's chains are over even and over odd inputs, so pairs are of
+ * inputs i and i + 2. It takes denormals for zeros and makes none; so weights, activations and starts so small that any
+ * could arise are left to linear_bf16. isa.c holds the processor to this. */
 
-/* The panel rows of inputs i and i + 1, columns 0 8 1 9 ..., as words of both, i in the upper half. */
-static inline __m512i weight_pairs(const char *w) {
-  const __m512i columns = _mm512_set_epi16(15, 31, 13, 29, 11, 27, 9, 25, 7, 23, 5, 21, 3, 19, 1, 17, 14, 30, 12, 28,
-                                           10, 26, 8, 24, 6, 22, 4, 20, 2, 18, 0, 16);
-  return _mm512_permutexvar_epi16(columns, _mm512_loadu_si512(w));
+/* From the panel rows of four inputs, columns 0 8 1 9 ..., two by two: words of the even or the odd ones, the first in
+ * the upper half. */
+static inline __m512i pairs_of(__m512i first, __m512i second, int odd) {
+  const __m512i columns = _mm512_set_epi16(15, 47, 13, 45, 11, 43, 9, 41, 7, 39, 5, 37, 3, 35, 1, 33, 14, 46, 12, 44,
+                                           10, 42, 8, 40, 6, 38, 4, 36, 2, 34, 0, 32);
+  return _mm512_permutex2var_epi16(first, _mm512_add_epi16(columns, _mm512_set1_epi16((short)(odd * CLB_PANEL))),
+                                   second);
+}
+
+static inline __m512i least_of(__m512i least, __m512i weights) {
+  __m512i size = _mm512_and_si512(weights, _mm512_set1_epi16(0x7fff));
+  return _mm512_min_epu16(least, _mm512_add_epi16(size, _mm512_set1_epi16(-1))); /* 0 becomes the largest */
 }
 
 /* Two panels; n_rows is a compile-time constant, as in linear.h. Returns whether the weights allow it; else c is as it
@@ -16,36 +25,58 @@ static inline __m512i weight_pairs(const char *w) {
 static inline __attribute__((always_inline)) int tile_pairs(const clb_input *a, int row, int n_rows,
                                                             const clb_panels *b, int panel, request ask,
                                                             const float *init, ptrdiff_t ldi, float *c, ptrdiff_t ldc) {
-  __m512 acc[SINGLE_TILE][2];
+  enum { INPUTS = 4, ROW_BYTES = CLB_PANEL * sizeof(uint16_t) };
+  __m512 sum[SINGLE_TILE][2];
   const char *x[SINGLE_TILE], *w = (const char *)b->data + panel * b->panel_stride;
   __m512i least = _mm512_set1_epi16(-1);
   UNROLL
   for (int r = 0; r < n_rows; r++) {
     x[r] = (const char *)a->rows[row + r];
     UNROLL
-    for (int p = 0; p < 2; p++) acc[r][p] = _mm512_loadu_ps(init + (row + r) * ldi + p * LANES);
+    for (int p = 0; p < 2; p++) sum[r][p] = _mm512_loadu_ps(init + (row + r) * ldi + p * LANES);
   }
-  for (ptrdiff_t i = 0, k = a->k; i < k; i += 2, w += 2 * b->row_stride, ask.from += 2 * ask.step) {
-    __m512i w_i[2];
+  for (ptrdiff_t i = 0; i < a->k;) {
+    __m512 even[SINGLE_TILE][2], odd[SINGLE_TILE][2];
     UNROLL
-    for (int p = 0; p < 2; p++) {
-      __builtin_prefetch(ask.from + p * ask.apart, 0, 2);
-      w_i[p] = weight_pairs(w + p * b->panel_stride);
-      __m512i size = _mm512_and_si512(w_i[p], _mm512_set1_epi16(0x7fff));
-      least = _mm512_min_epu16(least, _mm512_add_epi16(size, _mm512_set1_epi16(-1))); /* 0 becomes the largest */
+    for (int r = 0; r < n_rows; r++) {
+      UNROLL
+      for (int p = 0; p < 2; p++) even[r][p] = odd[r][p] = _mm512_setzero_ps();
+    }
+#pragma GCC unroll 1
+    for (ptrdiff_t end = i + CLB_BLOCK; i < end; i += INPUTS, w += INPUTS * ROW_BYTES, ask.from += INPUTS * ask.step) {
+      __m512i evens[2], odds[2];
+      UNROLL
+      for (int p = 0; p < 2; p++) {
+        const char *next = ask.from + p * ask.apart;
+        __builtin_prefetch(next, 0, 2);
+        __builtin_prefetch(next + 2 * ask.step, 0, 2);
+        __m512i first = _mm512_loadu_si512(w + p * b->panel_stride);
+        __m512i second = _mm512_loadu_si512(w + p * b->panel_stride + 2 * ROW_BYTES);
+        evens[p] = pairs_of(first, second, 0), odds[p] = pairs_of(first, second, 1);
+        least = least_of(least_of(least, first), second);
+      }
+      UNROLL
+      for (int r = 0; r < n_rows; r++) {
+        __m512bh x_even = (__m512bh)broadcast_4_bytes(x[r] + 2 * i);
+        __m512bh x_odd = (__m512bh)broadcast_4_bytes(x[r] + 2 * i + 4);
+        UNROLL
+        for (int p = 0; p < 2; p++) {
+          even[r][p] = _mm512_dpbf16_ps(even[r][p], x_even, (__m512bh)evens[p]);
+          odd[r][p] = _mm512_dpbf16_ps(odd[r][p], x_odd, (__m512bh)odds[p]);
+        }
+      }
     }
     UNROLL
     for (int r = 0; r < n_rows; r++) {
-      __m512bh x_ri = (__m512bh)broadcast_4_bytes(x[r] + 2 * i);
       UNROLL
-      for (int p = 0; p < 2; p++) acc[r][p] = _mm512_dpbf16_ps(acc[r][p], x_ri, (__m512bh)w_i[p]);
+      for (int p = 0; p < 2; p++) sum[r][p] = _mm512_add_ps(sum[r][p], _mm512_add_ps(even[r][p], odd[r][p]));
     }
   }
   if (_mm512_cmplt_epu16_mask(least, _mm512_set1_epi16(CLB_LEAST_WEIGHT - 1))) return 0;
   UNROLL
   for (int r = 0; r < n_rows; r++) {
     UNROLL
-    for (int p = 0; p < 2; p++) _mm512_storeu_ps(c + (row + r) * ldc + p * LANES, acc[r][p]);
+    for (int p = 0; p < 2; p++) _mm512_storeu_ps(c + (row + r) * ldc + p * LANES, sum[r][p]);
   }
   return 1;
 }
@@ -83,7 +114,7 @@ int KERNEL(linear_pairs)(const clb_input *a, int n_rows, const clb_panels *b, in
   return panel;
 }
 
-/* Two floats are 64 bits, of which a pair is the upper half of each. */
+/* The two inner ones of four change places; then two floats are 64 bits, of which a pair is the upper half of each. */
 void KERNEL(pair_up)(const float *x, int n, void *row) {
   int32_t exact = 1;
   for (int i = 0; i < n && exact; i += LANES) {
@@ -93,6 +124,7 @@ void KERNEL(pair_up)(const float *x, int n, void *row) {
     __mmask16 small =
         _mm512_mask_cmplt_epi32_mask(_mm512_test_epi32_mask(size, size), size, _mm512_set1_epi32(CLB_LEAST_INPUT));
     exact = !(below | small);
+    bits = _mm512_shuffle_epi32(bits, _MM_PERM_DBCA);
     __m512i first = _mm512_and_si512(bits, _mm512_set1_epi64(0xffff0000)), second = _mm512_srli_epi64(bits, 48);
     _mm512_mask_cvtepi64_storeu_epi32((uint16_t *)row + i,
                                       (__mmask8)((1 << ((n - i < LANES ? n - i : LANES) + 1) / 2) - 1),

@@ -43,7 +43,7 @@ static void mix(span *s, int t, int n) {
       rows[o * CLB_ROW_BLOCK + r] =
           at < 0 || at >= job->n_tokens ? job->zeros : job->embedding + (ptrdiff_t)job->ids[at] * hidden;
     }
-  clb_input a = {rows, CLB_ROW_BLOCK, n_offsets, hidden};
+  clb_input a = {.rows = rows, .segment_stride = CLB_ROW_BLOCK, .n_segments = n_offsets, .k = hidden};
   float *x = job->x + (ptrdiff_t)t * hidden;
   for (int p = 0; p < full; p += CLB_UNIT) {
     clb_panels b = {.data = job->mixer + p * panel,
@@ -78,7 +78,7 @@ static void classify(span *s, int t, int n) {
   for (int first = 0; first < n; first += step) {
     int m = n - first < step ? n - first : step;
     for (int r = 0; r < m; r++) rows[r] = job->h + (ptrdiff_t)(t + first + r) * job->hidden_size;
-    clb_input a = {rows, 0, 1, job->hidden_size};
+    clb_input a = {.rows = rows, .n_segments = 1, .k = job->hidden_size};
     clb_panels b = {.data = job->panels,
                     .panel_stride = (ptrdiff_t)clb_panel_bytes(CLB_F32, job->hidden_size),
                     .row_stride = CLB_PANEL * sizeof(float)};

@@ -1,7 +1,8 @@
-/* Intermediate states rounded to bfloat16. Plain C that compilers make vectors of; included by ops.h. */
+/* Intermediate states rounded to bfloat16. Plain C that compilers make vectors of; included by ops.h, and where there
+ * is something to take pairs, which want them in an order of their own. */
 
-void KERNEL(narrow_f32)(float *x, int n_rows, ptrdiff_t ldx, int n, ptrdiff_t pairs_at) {
-  for (int r = 0; r < n_rows; r++, x += ldx)
+void KERNEL(narrow_f32)(float *x, int n_rows, ptrdiff_t ldx, int n, char *pairs, ptrdiff_t pairs_bytes) {
+  for (int r = 0; r < n_rows; r++, x += ldx, pairs += pairs_bytes)
     for (int i = 0; i < n; i += CLB_PANEL) {
       int32_t bits[CLB_PANEL];
       memcpy(bits, x + i, sizeof bits);
@@ -12,8 +13,10 @@ void KERNEL(narrow_f32)(float *x, int n_rows, ptrdiff_t ldx, int n, ptrdiff_t pa
         bits[j] = near & (int32_t)0xffff0000 & ~(small & 0x7fffffff);
       }
       memcpy(x + i, bits, sizeof bits);
-      if (LANES < CLB_PANEL) continue; /* only there is a linear_pairs */
-      for (int j = 0; j < CLB_PANEL / 2; j++) bits[j] = bits[2 * j] | (int32_t)((uint32_t)bits[2 * j + 1] >> 16);
-      memcpy(x + pairs_at + i / 2, bits, sizeof bits / 2);
+#ifdef FIRST_OF_PAIR
+      for (int j = 0; j < CLB_PANEL / 2; j++)
+        bits[j] = (int32_t)(PAIR((uint32_t)bits[FIRST_OF_PAIR(j)], (uint32_t)bits[SECOND_OF_PAIR(j)]));
+      memcpy(pairs + i * sizeof(uint16_t), bits, sizeof bits / 2);
+#endif
     }
 }

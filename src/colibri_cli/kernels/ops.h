@@ -21,10 +21,10 @@
 #include "eight.h"
 #include "in_place.h"
 #define LINEAR_EIGHT KERNEL(linear_eight)
-#define LINEAR_IN_PLACE KERNEL(linear_in_place_f32), KERNEL(linear_in_place_bf16)
+#define LINEAR_IN_PLACE KERNEL(linear_in_place_f32), KERNEL(linear_in_place_bf16), KERNEL(linear_in_place_blocks)
 #else
 #define LINEAR_EIGHT NULL
-#define LINEAR_IN_PLACE NULL, NULL
+#define LINEAR_IN_PLACE NULL, NULL, NULL
 #endif
 
 #include "quant.h"
@@ -44,6 +44,7 @@ const clb_kernels CLB_JOIN(clb_kernels_, CLB_ISA) = {
     KERNEL(linear_bf16),
     KERNEL(linear_i8),
     KERNEL(linear_i4),
+    NULL, /* neither pairs nor tiles */
     NULL,
     NULL,
     KERNEL(quantize),

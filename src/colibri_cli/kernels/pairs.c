@@ -1,4 +1,5 @@
-/* Rows of activations as linear_pairs takes them, and a processor's answer to whether it may be used. */
+/* Rows of activations as linear_pairs and linear_tiles take them, and a processor's answer to whether it may be used.
+ */
 #include <string.h>
 
 #include "kernels.h"
@@ -20,34 +21,69 @@ static __attribute__((cold)) uint32_t any_number(uint64_t bits, int finite) {
   return sign | (uint32_t)(110 + (bits >> 40 & 31)) << 7 | fraction;
 }
 
+enum { ROWS = 3, PANELS = 2, WIDTH = PANELS * CLB_PANEL, INPUTS = 2 * CLB_BLOCK };
+
+/* NaN is NaN. */
+static int same(const float *a, const float *b) {
+  for (int i = 0; i < ROWS * WIDTH; i++)
+    if (memcmp(&a[i], &b[i], sizeof *a) != 0 && (a[i] == a[i] || b[i] == b[i])) return 0;
+  return 1;
+}
+
+/* A linear layer of odd numbers, the rows as floats and as pairs. */
+typedef struct {
+  uint16_t w[INPUTS * WIDTH];
+  float x[ROWS][INPUTS], init[WIDTH];
+  char pairs[ROWS][INPUTS * sizeof(uint16_t) + sizeof(uint32_t)];
+  const float *rows[ROWS], *paired[ROWS];
+  clb_panels panels;
+} trial;
+
 /* Knuth's MMIX generator; its upper bits are the good ones. */
 #define NEXT ((bits = bits * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407)) >> 16)
-__attribute__((cold)) int clb_pairs_are_chains(const clb_kernels *k) {
-  enum { INPUTS = 8, ROWS = 3, PANELS = 2, WIDTH = PANELS * CLB_PANEL, TRIES = 256 };
+static __attribute__((cold)) uint64_t begin_trial(const clb_kernels *k, uint64_t bits, int finite, trial *t) {
+  for (int i = 0; i < INPUTS * WIDTH; i++) t->w[i] = (uint16_t)any_number(NEXT, finite);
+  for (int j = 0; j < WIDTH; j++) t->init[j] = (float)(int64_t)(NEXT - (UINT64_C(1) << 47)) * 0x1p-40f;
+  for (int r = 0; r < ROWS; r++) {
+    for (int i = 0; i < INPUTS; i++) {
+      uint32_t number = any_number(NEXT, finite) << 16;
+      memcpy(&t->x[r][i], &number, sizeof number);
+    }
+    k->pair_up(t->x[r], INPUTS, t->pairs[r]);
+    t->rows[r] = t->x[r], t->paired[r] = (const float *)t->pairs[r];
+  }
+  ptrdiff_t row = CLB_PANEL * sizeof(uint16_t);
+  t->panels = (clb_panels){.data = t->w, .panel_stride = INPUTS * row, .row_stride = row};
+  return bits;
+}
+
+__attribute__((cold)) int clb_pairs_are_blocks(const clb_kernels *k) {
+  enum { TRIES = 64 };
   uint64_t bits = 1;
   for (int try = 0; try < TRIES; try++) {
-    uint16_t w[INPUTS * WIDTH];
-    float x[ROWS][INPUTS], init[WIDTH], chains[ROWS * WIDTH], sums[ROWS * WIDTH];
-    char pairs[ROWS][INPUTS * sizeof(uint16_t) + sizeof(uint32_t)];
-    const float *rows[ROWS], *paired[ROWS];
-    for (int i = 0; i < INPUTS * WIDTH; i++) w[i] = (uint16_t)any_number(NEXT, try % 4);
-    for (int j = 0; j < WIDTH; j++) init[j] = (float)(int64_t)(NEXT - (UINT64_C(1) << 47)) * 0x1p-40f;
-    for (int r = 0; r < ROWS; r++) {
-      for (int i = 0; i < INPUTS; i++) {
-        uint32_t number = any_number(NEXT, try % 4) << 16;
-        memcpy(&x[r][i], &number, sizeof number);
-      }
-      k->pair_up(x[r], INPUTS, pairs[r]);
-      rows[r] = x[r], paired[r] = (const float *)pairs[r];
-    }
-    clb_input a = {rows, 0, 1, INPUTS}, b = {paired, 0, 1, INPUTS};
-    clb_panels panels = {.data = w, .panel_stride = sizeof w / PANELS, .row_stride = CLB_PANEL * sizeof(uint16_t)};
-    k->linear_bf16(&a, ROWS, &panels, PANELS, init, chains, WIDTH);
-    if (k->linear_pairs(&b, ROWS, &panels, PANELS, init, sums, WIDTH) != PANELS) return 0;
-    for (int i = 0; i < ROWS * WIDTH; i++) {
-      float chain = chains[i], sum = sums[i];
-      if (memcmp(&chain, &sum, sizeof chain) != 0 && (chain == chain || sum == sum)) return 0; /* NaN is NaN */
-    }
+    trial t;
+    uint32_t lanes[INPUTS / 2][ROWS];
+    float blocks[ROWS * WIDTH], sums[ROWS * WIDTH];
+    bits = begin_trial(k, bits, try % 4, &t);
+    for (int r = 0; r < ROWS; r++)
+      for (int i = 0; i < INPUTS / 2; i++) memcpy(&lanes[i][r], t.pairs[r] + i * sizeof **lanes, sizeof **lanes);
+    clb_input a = {.rows = t.rows, .n_segments = 1, .k = INPUTS, .in_blocks = 1}, b = a;
+    b.rows = t.paired;
+    const char *first = (const char *)t.w, *second = first + t.panels.panel_stride;
+    clb_tiles tiles = {.weights = {first, second},
+                       .next = {first, second},
+                       .n_outputs = {CLB_PANEL, CLB_PANEL},
+                       .k = INPUTS,
+                       .n_rows = ROWS,
+                       .lanes = (const char *)lanes,
+                       .init = t.init,
+                       .c = sums,
+                       .ldc = WIDTH};
+    k->linear_bf16(&a, ROWS, &t.panels, PANELS, t.init, blocks, WIDTH);
+    if (k->linear_pairs &&
+        (k->linear_pairs(&b, ROWS, &t.panels, PANELS, t.init, sums, WIDTH) != PANELS || !same(blocks, sums)))
+      return 0;
+    if (k->linear_tiles && (!k->linear_tiles(&tiles) || !same(blocks, sums))) return 0;
   }
   return 1;
 }

@@ -13,24 +13,24 @@ static clb_linear linear_of(const clb_kernels *k, clb_dtype dtype) {
   }
 }
 
-/* linear_pairs goes as far as it may; FMAs do what is left, and a last odd input. */
-void clb_linear_rows(const clb_kernels *k, clb_dtype dtype, const clb_row_block *rows, int first, int n,
+/* linear_pairs goes as far as it may; FMAs do what is left, and the last inputs, a part of a block. */
+void clb_linear_rows(const clb_kernels *k, const clb_projection *w, const clb_row_block *rows, int first, int n,
                      const clb_panels *panels, int n_panels, const float *init, float *c, ptrdiff_t ldc) {
   const float *x[CLB_ROW_BLOCK];
-  clb_input a = {x, 0, 1, n & ~1};
-  int done = 0;
-  if (rows->paired && n > 1) {
+  int done = 0, whole = n - n % CLB_BLOCK;
+  clb_input a = {.rows = x, .n_segments = 1, .k = whole, .in_blocks = w->in_blocks};
+  if (rows->paired && whole && k->linear_pairs) {
     for (int r = 0; r < rows->n; r++) x[r] = (const float *)(rows->pairs[r] + first * sizeof(uint16_t));
     done = k->linear_pairs(&a, rows->n, panels, n_panels, init, c, ldc);
   }
   for (int r = 0; r < rows->n; r++) x[r] = rows->x[r] + first;
-  if (n % 2 && done) {
+  if (whole < n && done) {
     clb_panels last = *panels;
-    last.data = (const char *)last.data + (n - 1) * last.row_stride;
-    for (int r = 0; r < rows->n; r++) x[r] += n - 1;
-    a.k = 1;
+    last.data = (const char *)last.data + whole * last.row_stride;
+    for (int r = 0; r < rows->n; r++) x[r] += whole;
+    a.k = n - whole;
     k->linear_bf16(&a, rows->n, &last, done, NULL, c, ldc);
-    for (int r = 0; r < rows->n; r++) x[r] -= n - 1;
+    for (int r = 0; r < rows->n; r++) x[r] -= whole;
   }
   if (done == n_panels) return;
   a.k = n;
@@ -38,8 +38,8 @@ void clb_linear_rows(const clb_kernels *k, clb_dtype dtype, const clb_row_block 
   b.data = (const char *)b.data + done * b.panel_stride;
   if (b.bases) b.bases += done;
   if (b.next) b.next += done;
-  linear_of(k, dtype)(&a, rows->n, &b, n_panels - done, init ? init + done * CLB_PANEL : NULL, c + done * CLB_PANEL,
-                      ldc);
+  linear_of(k, w->dtype)(&a, rows->n, &b, n_panels - done, init ? init + done * CLB_PANEL : NULL, c + done * CLB_PANEL,
+                         ldc);
 }
 
 void clb_start_of(const clb_projection *w, int panel, int n_panels, int apart, float *init) {
@@ -112,16 +112,15 @@ static __attribute__((noinline)) void project_packed(const clb_kernels *k, const
     for (int p = 0; p + 1 < n_panels; p++) next[p] = at + (p + 1) * bytes;
     next[n_panels - 1] = left > n ? at + n * b.row_stride : weights + n_panels * bytes;
     b.data = at;
-    clb_linear_rows(k, w->dtype, rows, i, n < left ? n : left, &b, n_panels, i ? NULL : init, c, ldc);
+    clb_linear_rows(k, w, rows, i, n < left ? n : left, &b, n_panels, i ? NULL : init, c, ldc);
   }
 }
 
 /* c[r][...] = a block's panels, run after run. */
 void clb_project(const clb_kernels *k, const clb_projection *w, const clb_block *b, const clb_row_block *rows, float *c,
                  ptrdiff_t ldc) {
-  if (rows->lanes) {
-    clb_project_lanes(k, w, b->first, b->n, rows, c, ldc);
-  } else if (w->place->in_place) {
+  if (rows->lanes && clb_project_lanes(k, w, b->first, b->n, rows, c, ldc)) return;
+  if (w->place->in_place) {
     clb_project_in_place(k, w, b->first, b->n, rows, c, ldc);
   } else if (b->n_runs == 1) {
     project_packed(k, w, b->first, b->n, 1, rows, c, ldc);

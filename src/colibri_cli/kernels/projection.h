@@ -20,6 +20,7 @@ typedef struct {
   const clb_place *place;
   const float *bases;
   int n_outputs, n_inputs, n_halves;
+  int in_blocks;    /* clb_input */
   const char *then; /* what is read after this projection */
 } clb_projection;
 
@@ -46,8 +47,8 @@ clb_block clb_block_after(const clb_kernels *k, const clb_projection *w, int n_r
 void clb_project(const clb_kernels *k, const clb_projection *w, const clb_block *b, const clb_row_block *rows, float *c,
                  ptrdiff_t ldc);
 
-/* c[r][...] = n_panels of b over the rows' inputs first..first + n - 1; first is even. */
-void clb_linear_rows(const clb_kernels *k, clb_dtype dtype, const clb_row_block *rows, int first, int n,
+/* c[r][...] = n_panels of w's over the rows' inputs first..first + n - 1; first is even, or a block's. */
+void clb_linear_rows(const clb_kernels *k, const clb_projection *w, const clb_row_block *rows, int first, int n,
                      const clb_panels *panels, int n_panels, const float *init, float *c, ptrdiff_t ldc);
 
 /* The start of the chains of n_panels, so many apart: biases, 0 beyond the last or where there are none. */
@@ -76,12 +77,13 @@ void clb_project_in_place(const clb_kernels *k, const clb_projection *w, int pan
 /* lanes.c */
 
 int clb_lanes_may(const clb_kernels *k, const clb_projection *w); /* whether some blocks of rows might go in lanes */
-int clb_lanes_suit(const clb_kernels *k, const clb_projection *w, int n_rows); /* and whether n_rows of them do */
+int clb_lanes_suit(const clb_kernels *k, const clb_projection *w,
+                   const clb_row_block *rows); /* whether this one should */
 /* Puts rows in lanes into `lanes`, clb_lanes_bytes() of it: in panels, the last of them as wide as it has rows, so that
  * all are as large as the rows themselves. Returns how many bytes that is. */
-size_t clb_lanes_fill(const clb_kernels *k, const clb_row_block *rows, int n_inputs, char *lanes);
-/* c[r][...] = at most two panels, over rows->lanes. */
-void clb_project_lanes(const clb_kernels *k, const clb_projection *w, int panel, int n_panels,
-                       const clb_row_block *rows, float *c, ptrdiff_t ldc);
+size_t clb_lanes_fill(const clb_kernels *k, const clb_projection *w, const clb_row_block *rows, char *lanes);
+/* c[r][...] = at most two panels, over rows->lanes. Returns whether the weights allow it. */
+int clb_project_lanes(const clb_kernels *k, const clb_projection *w, int panel, int n_panels, const clb_row_block *rows,
+                      float *c, ptrdiff_t ldc);
 
 #endif

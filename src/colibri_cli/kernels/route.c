@@ -31,7 +31,7 @@ static void route_rows(route_state *s, int first, int n, float *logits, ptrdiff_
   const clb_route_job *job = s->job;
   const float *rows[CLB_ROW_BLOCK];
   for (int r = 0; r < n; r++) rows[r] = job->x + (first + r) * job->x_stride;
-  clb_input a = {rows, 0, 1, job->hidden_size};
+  clb_input a = {.rows = rows, .n_segments = 1, .k = job->hidden_size};
   clb_panels b = {
       .data = job->table, .panel_stride = CLB_PANEL * sizeof(float), .row_stride = job->width * sizeof(float)};
   s->k->linear_f32(&a, n, &b, job->width / CLB_PANEL, job->bias, logits, ldl);

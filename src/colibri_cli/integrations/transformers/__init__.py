@@ -59,8 +59,8 @@ def register(
         What to give as ``experts_implementation``.
     intermediate_dtype : {"float32"}, optional
         "float32": a layer is computed in float32 and rounded once, at the end. Default: where hidden states and weights
-        are bfloat16, intermediate states are rounded to it as well, as eager rounds them (and more): faster on
-        processors with AVX512_BF16.
+        are bfloat16, intermediate states are rounded to it as well, as eager rounds them (and more), and sums are in
+        blocks (docs/numerics.md): faster on processors with AVX512_BF16, and several times with AMX.
 
     Raises
     ------

@@ -101,8 +101,8 @@ CLB_API const char *clb_error_name(int error);
 /* The CLB_ABI_VERSION that the library was built with. */
 CLB_API int clb_abi_version(void);
 
-/* The instruction set whose kernels run: "avx512_amx", "avx512_bf16", "avx512", "avx2", "neon" or "scalar". At first the best that
- * the processor has. Changes speed, never a result. */
+/* The instruction set whose kernels run: "avx512_amx", "avx512_bf16", "avx512", "avx2", "neon" or "scalar". At first
+ * the best that the processor has. Changes speed, never a result. */
 CLB_API const char *clb_isa(void);
 
 /* Choose it for the whole process; NULL or "": the best. clb_use_isa(getenv("COLIBRI_ISA")) is what Python does.

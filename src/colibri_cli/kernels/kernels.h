@@ -4,8 +4,9 @@
  * element of an input (a mapped file ends at a page). Outputs never overlap inputs. Alignment is never required.
  *
  * Numerics (docs/numerics.md): each output of a linear layer is one chain of fused multiply-adds over the input
- * index, ascending, starting at the bias. Every kernel is written once over the lanes of simd_<isa>.h, so an
- * instruction set changes how many outputs advance together and never the operations of one output.
+ * index, ascending, starting at the bias, or where asked for a sum of blocks (CLB_BLOCK). Every kernel is written once
+ * over the lanes of simd_<isa>.h, so an instruction set changes how many outputs advance together and never the
+ * operations of one output.
  *
  * A panel is a block of CLB_PANEL output columns stored [k][CLB_PANEL], zero beyond the last column.
  */
@@ -103,7 +104,8 @@ typedef void (*clb_linear)(const clb_input *a, int n_rows, const clb_panels *b, 
 /* c[r][16 p + o] from init[16 p + o], for n_rows <= CLB_ROW_BLOCK rows r in lanes and outputs o < n_outputs[p] of one
  * panel or two: sums in blocks of k inputs, whole blocks. Weights lie `output` bytes from one output's inputs to the
  * next's, or for output = 0 in panels. Lanes are panels of words of pair_up's: [k / 2][16], the last panel as wide as
- * it has lanes. next: what to ask memory for meanwhile, as much for each panel as it reads. */
+ * it has lanes; 60 bytes beyond it are read as well. next: what to ask memory for meanwhile, as much for each panel as
+ * it reads. */
 typedef struct {
   const char *weights[2], *next[2];
   ptrdiff_t output;

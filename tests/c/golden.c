@@ -258,7 +258,7 @@ static void check_pairs(const clb_kernels *k, int n_rows, int n_inputs) {
                        .ldc = OUTPUTS};
         if (in_place) {
           t.weights[0] = (const char *)lying, t.weights[1] = (const char *)(lying + CLB_PANEL * whole);
-          t.output = whole * (ptrdiff_t)sizeof *lying;
+          t.in_place = 1, t.output = whole * (ptrdiff_t)sizeof *lying;
         }
         alike &= k->linear_tiles(&t) == !too_small;
         for (int r = 0; r < n_rows && !too_small; r++)

@@ -102,12 +102,12 @@ typedef void (*clb_linear)(const clb_input *a, int n_rows, const clb_panels *b, 
                            float *c, ptrdiff_t ldc);
 
 /* c[r][16 p + o] from init[16 p + o], for n_rows <= CLB_ROW_BLOCK rows r in lanes and outputs o < n_outputs[p] of one
- * panel or two: sums in blocks of k inputs, whole blocks. Weights lie `output` bytes from one output's inputs to the
- * next's, or for output = 0 in panels. Lanes are panels of words of pair_up's: [k / 2][16], the last panel as wide as
- * it has lanes; 60 bytes beyond it are read as well. next: what to ask memory for meanwhile, as much for each panel as
- * it reads. */
+ * panel or two: sums in blocks of k inputs, whole blocks. Weights are in panels, or in place `output` bytes from one
+ * output's inputs to the next's. Lanes are panels of words of pair_up's: [k / 2][16], the last panel as wide as it has
+ * lanes; 60 bytes beyond it are read as well. next: what to ask memory for after each panel. */
 typedef struct {
   const char *weights[2], *next[2];
+  int in_place;
   ptrdiff_t output;
   int n_outputs[2], k, n_rows;
   const char *lanes;

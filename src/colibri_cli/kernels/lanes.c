@@ -62,7 +62,8 @@ size_t clb_lanes_fill(const clb_kernels *k, const clb_projection *w, const clb_r
 static int project_in_tiles(const clb_kernels *k, const clb_projection *w, int panel, int n_panels,
                             const clb_row_block *rows, const float *init, float *c, ptrdiff_t ldc) {
   ptrdiff_t bytes = (ptrdiff_t)clb_panel_bytes(w->dtype, w->n_inputs);
-  clb_tiles t = {.output = w->place->in_place ? w->place->output : 0,
+  clb_tiles t = {.in_place = w->place->in_place,
+                 .output = w->place->output,
                  .k = w->n_inputs,
                  .n_rows = rows->n,
                  .lanes = rows->lanes,
@@ -70,12 +71,12 @@ static int project_in_tiles(const clb_kernels *k, const clb_projection *w, int p
                  .c = c,
                  .ldc = ldc};
   clb_places at;
-  if (t.output) at = clb_places_of(w, panel, n_panels);
+  if (t.in_place) at = clb_places_of(w, panel, n_panels);
   for (int p = 0; p < n_panels; p++) {
     int left = w->n_outputs - clb_column_of(w, panel + p);
-    t.n_outputs[p] = t.output && left < CLB_PANEL ? left : CLB_PANEL;
-    t.weights[p] = t.output ? at.outputs[p * CLB_PANEL] : w->weights + (panel + p) * bytes;
-    t.next[p] = t.output ? at.next[p] : t.weights[p] + n_panels * bytes;
+    t.n_outputs[p] = t.in_place && left < CLB_PANEL ? left : CLB_PANEL;
+    t.weights[p] = t.in_place ? at.outputs[p * CLB_PANEL] : w->weights + (panel + p) * bytes;
+    t.next[p] = t.in_place ? at.next[p] : t.weights[p] + n_panels * bytes;
   }
   return k->linear_tiles(&t);
 }

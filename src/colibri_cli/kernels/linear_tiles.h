@@ -141,10 +141,10 @@ int KERNEL(linear_tiles)(const clb_tiles *t) {
   for (int first = 0, n_blocks = t->k / CLB_BLOCK, n; allowed && first < n_blocks; first += n) {
     n = n_blocks - first < AT_ONCE ? n_blocks - first : AT_ONCE;
     for (int p = 0; p < n_panels; p++) {
-      const char *w = t->weights[p] + (ptrdiff_t)first * (t->output ? ROW_BYTES : TILE_BYTES);
+      const char *w = t->weights[p] + (ptrdiff_t)first * (t->in_place ? ROW_BYTES : TILE_BYTES);
       const char *ask = first + n < n_blocks ? w + n * TILE_BYTES : t->next[p];
-      if (t->output) least = copy_blocks(w, t->output, t->n_outputs[p], n, rows[p], least);
-      for (int i = 0; !t->output && i < n; i++)
+      if (t->in_place) least = copy_blocks(w, t->output, t->n_outputs[p], n, rows[p], least);
+      for (int i = 0; !t->in_place && i < n; i++)
         least = turn_block(w + i * TILE_BYTES, ask + i * TILE_BYTES, rows[p] + i * TILE_BYTES, least);
     }
     allowed = !_mm512_cmplt_epu16_mask(least, _mm512_set1_epi16(CLB_LEAST_WEIGHT - 1));
